@@ -9,6 +9,8 @@ import { Hold } from "./hold.mjs";
 
 /** How often a request for a lock is sent when its connection breaks: with the same key it is the same attempt. */
 const TRIES = 3;
+/** How long the daemon waits without a limit of the caller. */
+const LONGEST_WAIT_MS = 86_400_000;
 /** How much longer than the wait itself an answer may take. */
 const EXTRA_WAIT_MS = 30_000;
 /** The longest silence that the daemon accepts. */
@@ -28,16 +30,17 @@ export class Client {
     const body = { ttl: span(ttlMs), silence: span(Math.min(ttlMs, LONGEST_SILENCE_MS)), owner, label, slots, reentrant };
     if (waitMs !== undefined) body.wait = span(waitMs);
     if (shared) body.mode = "read";
-    const timeoutMs = waitMs === undefined ? undefined : waitMs + EXTRA_WAIT_MS;
+    const until = now() + (waitMs ?? LONGEST_WAIT_MS) + EXTRA_WAIT_MS;
     const [path, key] = [`/v1/locks/${encodeURIComponent(name)}`, randomBytes(16).toString("hex")];
     for (let left = TRIES - 1; ; left--) {
       const sent = now();
       try {
+        const timeoutMs = Math.max(1, until - sent);
         const answer = await this.#daemon.call("POST", path, { body, key, timeoutMs, signal });
         return await Hold.of(this.#daemon, answer, sent, ttlMs);
       } catch (error) {
         if (error instanceof DistlockError || signal?.aborted) throw error;
-        if (left === 0 || ["ECONNREFUSED", "ENOENT"].includes(error.code)) {
+        if (left === 0 || now() >= until || ["ECONNREFUSED", "ENOENT"].includes(error.code)) {
           const message = `the daemon at ${this.#daemon.address} does not answer: ${error.message}`;
           throw new DistlockError("unavailable", message, { cause: error });
         }
@@ -47,11 +50,11 @@ export class Client {
 
   async locks(prefix = "") {
     const path = `/v1/locks?prefix=${encodeURIComponent(prefix)}`;
-    return (await this.#daemon.call("GET", path, { timeoutMs: EXTRA_WAIT_MS })).locks;
+    return (await this.#daemon.ask("GET", path, { timeoutMs: EXTRA_WAIT_MS })).locks;
   }
 
   show(name) {
-    return this.#daemon.call("GET", `/v1/locks/${encodeURIComponent(name)}`, { timeoutMs: EXTRA_WAIT_MS });
+    return this.#daemon.ask("GET", `/v1/locks/${encodeURIComponent(name)}`, { timeoutMs: EXTRA_WAIT_MS });
   }
 }
 

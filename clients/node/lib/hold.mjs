@@ -1,6 +1,7 @@
 // A held lock.
 
 import { CLOCK_DRIFT, now } from "./clock.mjs";
+import { parse } from "./daemon.mjs";
 import { DistlockError, Lost } from "./errors.mjs";
 
 /**
@@ -10,6 +11,8 @@ import { DistlockError, Lost } from "./errors.mjs";
 const LONG_ANSWER_MS = 1000;
 const RELEASE_LIMIT_MS = 30_000;
 const RECONNECT_MS = 50;
+/** The longest time before the clock is read again: timers stop while the machine is suspended, the clock does not. */
+const LONGEST_NAP_MS = 500;
 
 /**
  * A held lock.
@@ -79,8 +82,8 @@ export class Hold {
     this.check();
     const sent = now();
     const body = { ttl: `${Math.round(ttlMs)}ms` };
-    this.#move(await this.#call("POST", "/extend", { body, timeoutMs: this.#left() }), sent);
-    this.#at("deadline", this.#deadline, () => this.isLost);
+    this.#move(await this.#daemon.ask("POST", `/v1/holds/${this.#id}/extend`, { body, timeoutMs: this.#left() }), sent);
+    this.#watchDeadline();
   }
 
   async release() {
@@ -117,6 +120,7 @@ export class Hold {
 
   /** Moves the deadline, counted from before the request. */
   #move(answer, sent) {
+    if (!Number.isFinite(answer.took_ms + answer.left_ms)) throw new Error("the answer is not about a hold");
     this.#deadline = Math.max(this.#deadline, sent + (answer.took_ms + answer.left_ms) * (1 - CLOCK_DRIFT));
     this.#roundTrip = Math.max(0, now() - sent - answer.took_ms);
   }
@@ -146,13 +150,17 @@ export class Hold {
   #at(name, moment, action) {
     clearTimeout(this.#timers.get(name));
     if (this.#isReleased || this.#reason !== undefined) return;
-    const timer = setTimeout(action, Math.min(Math.max(0, moment - now()), 2 ** 31 - 1));
+    const left = Math.max(0, moment - now());
+    const timer = setTimeout(() => {
+      if (now() < moment) this.#at(name, moment, action);
+      else action();
+    }, Math.min(left, LONGEST_NAP_MS));
     timer.unref();
     this.#timers.set(name, timer);
   }
 
   #watch() {
-    this.#at("deadline", this.#deadline, () => this.isLost || this.#watchDeadline());
+    this.#watchDeadline();
     this.#signLater();
     this.#listen();
   }
@@ -215,8 +223,8 @@ export class Hold {
 
   #hear(block) {
     const fields = Object.fromEntries(block.split("\n").map((line) => line.split(/: (.*)/s, 2)));
-    const data = JSON.parse(fields.data ?? "{}");
-    if (fields.event === "lost") this.#lose(data.reason);
+    const data = parse(fields.data) ?? {};
+    if (fields.event === "lost") this.#lose(data.reason ?? "unknown");
     if (fields.event === "asked") this.#askedListeners.forEach((listener) => listener(data.reason));
   }
 }

@@ -20,6 +20,9 @@ TRIES = 3
 LONGEST_SILENCE = 3600.0
 """The longest silence that the daemon accepts, in seconds."""
 
+LONGEST_WAIT = 86400.0
+"""How long the daemon waits without a limit of the caller, in seconds."""
+
 EXTRA_WAIT = 30.0
 """How much longer than the wait itself an answer may take."""
 
@@ -63,24 +66,25 @@ class Client:
         optional = {"owner": owner, "label": label, "slots": slots, "reentrant": reentrant or None}
         body.update({field: value for field, value in optional.items() if value is not None})
         path = f"/v1/locks/{quote(name, safe='')}"
-        timeout = None if wait is None else wait + EXTRA_WAIT
+        until = now() + (LONGEST_WAIT if wait is None else wait) + EXTRA_WAIT
         key = secrets.token_hex(16)
         for attempt in range(TRIES):
             sent = now()
             try:
-                answer = self._daemon.call("POST", path, body, timeout, key)
+                answer = self._daemon.call("POST", path, body, max(0.001, until - sent), key)
                 return Hold(self._daemon, answer, sent, ttl)
             except (OSError, http.client.HTTPException) as error:
-                if attempt + 1 == TRIES or isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
+                is_away = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+                if is_away or attempt + 1 == TRIES or now() >= until:
                     message = f"the daemon at {self._daemon.address} does not answer: {error!r}"
                     raise DistlockError("unavailable", message) from error
         raise AssertionError("unreachable")
 
     def locks(self, prefix: str = "") -> list[dict[str, Any]]:
         """Returns the locks whose names begin with `prefix`, as `distlock ls --json` prints them."""
-        answer = self._daemon.call("GET", f"/v1/locks?prefix={quote(prefix, safe='')}", None, EXTRA_WAIT)
+        answer = self._daemon.ask("GET", f"/v1/locks?prefix={quote(prefix, safe='')}", None, EXTRA_WAIT)
         return list(answer["locks"])
 
     def show(self, name: str) -> dict[str, Any]:
         """Returns one lock, as `distlock show --json` prints it."""
-        return self._daemon.call("GET", f"/v1/locks/{quote(name, safe='')}", None, EXTRA_WAIT)
+        return self._daemon.ask("GET", f"/v1/locks/{quote(name, safe='')}", None, EXTRA_WAIT)

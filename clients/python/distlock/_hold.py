@@ -20,6 +20,9 @@ lease is counted from before a request."""
 
 RELEASE_LIMIT = 30.0
 
+LONGEST_NAP = 0.5
+"""The longest sleep in seconds before the clock is read again: sleeps stop while the machine is suspended, the clock does not."""
+
 
 class Hold:
     """A held lock; a context manager that releases it.
@@ -65,11 +68,12 @@ class Hold:
     @property
     def is_lost(self) -> bool:
         """Whether the lock is lost, by the clock at this moment, or released."""
-        if self._is_released:
+        # In a forked child first: another thread of the parent may have had the lock below, for ever.
+        if self._is_released or os.getpid() != self._pid:
             return True
         if self._reason is None and now() >= self._deadline:
             self._lose("expired")
-        return self._reason is not None or os.getpid() != self._pid
+        return self._reason is not None
 
     def check(self) -> None:
         """Raises `Lost` if the lock is lost. Call it before each step that must not happen without the lock."""
@@ -81,18 +85,20 @@ class Hold:
         """Sets the lease to `ttl` seconds and renews it at once."""
         self.check()
         sent = now()
-        self._move(self._call("POST", "/extend", {"ttl": f"{round(ttl * 1000)}ms"}, self._left()), sent)
+        body = {"ttl": f"{round(ttl * 1000)}ms"}
+        self._move(self._daemon.ask("POST", f"/v1/holds/{self._id}/extend", body, self._left()), sent)
 
     def release(self) -> None:
         """Releases the lock and confirms it. Raises `Lost` if it was lost before."""
+        if os.getpid() != self._pid:
+            self._is_released = True
+            return
         was_lost = self.is_lost
         with self._lock:
             if self._is_released:
                 return
             self._is_released = True
         self._wake()
-        if os.getpid() != self._pid:
-            return
         try:
             self._call("DELETE", "", None, RELEASE_LIMIT)
         except DistlockError as error:
@@ -131,10 +137,13 @@ class Hold:
 
     def _move(self, answer: dict[str, Any], sent: float) -> None:
         """Moves the deadline, counted from before the request."""
-        span = (answer["took_ms"] + answer["left_ms"]) / 1000
+        try:
+            took, left = answer["took_ms"] / 1000, answer["left_ms"] / 1000
+        except (KeyError, TypeError) as error:
+            raise http.client.HTTPException(f"the answer is not about a hold: {answer!r}") from error
         with self._lock:
-            self._deadline = max(self._deadline, sent + span * (1 - CLOCK_DRIFT))
-            self._round_trip = max(0.0, now() - sent - answer["took_ms"] / 1000)
+            self._deadline = max(self._deadline, sent + (took + left) * (1 - CLOCK_DRIFT))
+            self._round_trip = max(0.0, now() - sent - took)
 
     def _lose(self, reason: str) -> None:
         with self._lock:
@@ -219,9 +228,9 @@ class Hold:
             stream.close()
 
     def _wake(self) -> None:
-        """Ends the reading of the stream, from any thread of the process that opened it."""
+        """Ends the reading of the stream, from any thread."""
         with self._lock:
-            if self._stream is not None and os.getpid() == self._pid:
+            if self._stream is not None:
                 try:
                     # Not the method of an encrypted socket, which would change what the other thread uses.
                     socket.socket.shutdown(self._stream, socket.SHUT_RDWR)
@@ -266,11 +275,11 @@ class _Stream:
             left = until - now()
             if left <= 0:
                 return None
-            self.socket.settimeout(left)
+            self.socket.settimeout(min(left, LONGEST_NAP))
             try:
                 piece = self.socket.recv(4096)
-            except TimeoutError:
-                return None
+            except socket.timeout:  # Before Python 3.10 this is no `TimeoutError`.
+                continue
             if not piece:
                 raise OSError("the event stream has ended")
             self._text += piece
@@ -286,4 +295,7 @@ def _parse(block: bytes) -> "tuple[str, dict[str, Any]]":
             name = value
         elif field == "data":
             data = value
-    return name, json.loads(data)
+    try:
+        return name, dict(json.loads(data))
+    except (TypeError, ValueError) as error:
+        raise OSError(f"the event stream is broken: {block[:200]!r}") from error

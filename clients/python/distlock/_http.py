@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import ssl
+import stat
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
@@ -19,10 +20,24 @@ def default_address() -> str:
     if chosen:
         return chosen
     directory = os.environ.get("DISTLOCK_LOCK_DIR")
+    if directory:
+        return os.path.join(directory, "serve.sock")
     uid = os.geteuid()
-    directories = [directory] if directory else [f"/run/distlock/{uid}", f"/tmp/distlock-{uid}"]
-    sockets = [os.path.join(directory, "serve.sock") for directory in directories]
-    return next((path for path in sockets if os.path.exists(path)), sockets[-1])
+    sockets = [os.path.join(directory, "serve.sock") for directory in (f"/run/distlock/{uid}", f"/tmp/distlock-{uid}")]
+    path = next((path for path in sockets if os.path.exists(path)), sockets[-1])
+    _check_owner(os.path.dirname(path), uid)
+    return path
+
+
+def _check_owner(directory: str, uid: int) -> None:
+    """Refuses a directory that another user has made where every user can make one: a daemon there is not ours."""
+    try:
+        found = os.lstat(directory)
+    except OSError:
+        return  # No daemon is there; connecting says so.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+        message = f"{directory} is not a directory of uid {uid}: its owner could answer as the daemon"
+        raise DistlockError("auth", message)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -44,8 +59,10 @@ class Daemon:
     """Where the daemon is: the path of a unix socket, or a URL such as `http://127.0.0.1:7412/#token=...`."""
 
     def __init__(self, address: str, token: Optional[str], cafile: Optional[str]) -> None:
-        self.address = address
         self._url = urlsplit(address) if address.startswith(("http://", "https://")) else None
+        self._path = address
+        # Error messages have it: without the token.
+        self.address = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}" if self._url else address
         fragment = self._url.fragment if self._url else ""
         self._token = token or (fragment[len("token="):] if fragment.startswith("token=") else None)
         self._cafile = cafile
@@ -53,7 +70,7 @@ class Daemon:
 
     def connect(self, timeout: Optional[float]) -> http.client.HTTPConnection:
         if self._url is None:
-            return _UnixConnection(self.address, timeout)
+            return _UnixConnection(self._path, timeout)
         host, port = self._url.hostname or "localhost", self._url.port
         if self._url.scheme == "https":
             context = ssl.create_default_context(cafile=self._cafile)
@@ -68,7 +85,8 @@ class Daemon:
     ) -> dict[str, Any]:
         """Sends a request and returns the answer.
 
-        Raises `OSError` or `http.client.HTTPException` when there is no answer: whether it was applied is unknown.
+        Raises `OSError` or `http.client.HTTPException` when there is no answer that makes sense: whether the request was
+        applied is unknown.
         """
         headers = self.headers()
         content = None
@@ -85,9 +103,22 @@ class Daemon:
             text = response.read()
         finally:
             connection.close()
-        if response.status < 300:
-            return json.loads(text) if text else {}
-        raise failure(response.status, text)
+        if response.status >= 300:
+            raise failure(response.status, text)
+        try:
+            answer = json.loads(text) if text else {}
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise http.client.HTTPException(f"the answer is not a JSON object: {text[:200]!r}")
+        return answer
+
+    def ask(self, method: str, path: str, body: Optional[dict[str, Any]], timeout: float) -> dict[str, Any]:
+        """Sends a request and returns the answer; every failure is a `DistlockError`."""
+        try:
+            return self.call(method, path, body, timeout)
+        except (OSError, http.client.HTTPException) as error:
+            raise DistlockError("unknown", f"the daemon at {self.address} does not answer: {error!r}") from error
 
 
 def failure(status: int, text: bytes) -> DistlockError:

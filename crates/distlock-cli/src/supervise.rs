@@ -218,6 +218,7 @@ impl<H: Hold> Supervisor<'_, H> {
     async fn run(mut self) -> io::Result<Ending> {
         loop {
             self.reap()?;
+            self.replace_guardian()?;
             let is_over = self.outcome.is_some() && self.all_processes_ended();
             if is_over || self.is_out_of_reach() {
                 if !is_over && self.refused != self.refused_reported {
@@ -237,6 +238,21 @@ impl<H: Hold> Supervisor<'_, H> {
             self.act_on_deadlines();
             self.wait().await?;
         }
+    }
+
+    /// Kills everything that a killed guardian has left: if this process were killed or stopped next, nothing would end
+    /// these processes before the lease ends.
+    fn replace_guardian(&mut self) -> io::Result<()> {
+        if !self.guardian_is_gone || self.stage == Stage::Killing {
+            return Ok(());
+        }
+        // Its last reports.
+        let events = self.guardian.ready()?;
+        self.on_events(events)?;
+        if self.outcome.is_none() || self.remaining > Remaining::Daemons {
+            self.kill();
+        }
+        Ok(())
     }
 
     /// Reports a loss that arrived together with the command's end, or while the wrapper was stopped.

@@ -12,6 +12,7 @@ mod tls;
 pub use access::AccessToken;
 pub use gate::{Gate, check_listen};
 pub use host::HostName;
+pub use hyper::body::Incoming;
 pub use refused::Refused;
-pub use server::{Authenticated, HttpServer, Listener, Peer};
+pub use server::{Answer, Answers, Authenticated, Client, HttpServer, Listener, Peer};
 pub use tls::server as tls_config;

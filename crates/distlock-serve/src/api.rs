@@ -1,20 +1,21 @@
 //! The handlers of `/v1`, `/metrics` and `/healthz`.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::body::{Body, Bytes};
+use axum::extract::Query;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use distlock::backend::LockInfo;
 use distlock::{ErrorKind, Key};
-use distlock_http::Peer;
-use serde::Deserialize;
+use distlock_http::{Incoming, Peer};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::time::timeout;
 
 use crate::events;
@@ -32,54 +33,51 @@ const BODY_LIMIT: Duration = Duration::from_secs(5);
 /// The longest `Idempotency-Key`.
 const LONGEST_ATTEMPT_KEY: usize = 128;
 
-type App = State<Arc<Service>>;
-type Named = Result<Path<String>, PathRejection>;
-
 pub(crate) async fn acquire(
-    State(service): App,
-    Extension(peer): Extension<Peer>,
-    name: Named,
-    headers: HeaderMap,
-    body: Body,
+    service: &Arc<Service>,
+    peer: Peer,
+    name: &str,
+    headers: &HeaderMap,
+    body: Incoming,
 ) -> Result<Response, Failure> {
     let received = service.clock.now();
-    let body: LockBody = read(&headers, body).await?;
-    let wanted = Wanted::new(&text(name)?, body)?;
-    let hold = match attempt_key(&headers)? {
+    let body: LockBody = read(headers, body).await?;
+    let wanted = Wanted::new(name, body)?;
+    let hold = match attempt_key(headers)? {
         None => service.acquire(&wanted, peer, None).await?,
-        Some(key) => {
-            let begin = || {
-                let (service, wanted, key) = (service.clone(), wanted.clone(), key.clone());
-                async move { service.acquire(&wanted, peer, Some(key)).await }
-            };
-            service.attempts.join(key.clone(), &wanted, begin).await?
-        }
+        Some(key) => join(service, peer, &wanted, key).await?,
     };
     let view = hold.view(&service.clock, received, service.has_leases);
     // Without an answer its client does not know it.
     let view = view.inspect_err(|_| service.discard(&hold))?;
-    Ok((StatusCode::CREATED, Json(view)).into_response())
+    Ok(json(StatusCode::CREATED, &view))
 }
 
-pub(crate) async fn hold(
-    State(service): App,
-    Extension(peer): Extension<Peer>,
-    id: Named,
-) -> Result<Response, Failure> {
-    let received = service.clock.now();
-    let hold = find(&service, &peer, id)?;
-    Ok(Json(hold.view(&service.clock, received, service.has_leases)?).into_response())
+/// Acquires a lock as the attempt with this key.
+async fn join(service: &Arc<Service>, peer: Peer, wanted: &Wanted, key: String) -> Result<Arc<Hold>, Failure> {
+    let begin = || {
+        let (service, wanted, key) = (service.clone(), wanted.clone(), key.clone());
+        async move { service.acquire(&wanted, peer, Some(key)).await }
+    };
+    let owner = service.clone();
+    let discard = move |hold: Arc<Hold>| owner.discard(&hold);
+    let hold = service.attempts.join(key.clone(), wanted, begin, discard).await?;
+    // Another process may have begun the attempt.
+    hold.used_by(&peer);
+    Ok(hold)
 }
 
-pub(crate) async fn alive(
-    State(service): App,
-    Extension(peer): Extension<Peer>,
-    id: Named,
-) -> Result<Response, Failure> {
+pub(crate) fn hold(service: &Service, peer: Peer, id: &str) -> Result<Response, Failure> {
     let received = service.clock.now();
-    let hold = find(&service, &peer, id)?;
+    let hold = find(service, peer, id)?;
+    Ok(json(StatusCode::OK, &hold.view(&service.clock, received, service.has_leases)?))
+}
+
+pub(crate) fn alive(service: &Service, peer: Peer, id: &str) -> Result<Response, Failure> {
+    let received = service.clock.now();
+    let hold = find(service, peer, id)?;
     hold.life().sign(received);
-    Ok(Json(hold.view(&service.clock, received, service.has_leases)?).into_response())
+    Ok(json(StatusCode::OK, &hold.view(&service.clock, received, service.has_leases)?))
 }
 
 #[derive(Deserialize)]
@@ -89,36 +87,28 @@ pub(crate) struct ExtendBody {
 }
 
 pub(crate) async fn extend(
-    State(service): App,
-    Extension(peer): Extension<Peer>,
-    id: Named,
-    headers: HeaderMap,
-    body: Body,
+    service: &Service,
+    peer: Peer,
+    id: &str,
+    headers: &HeaderMap,
+    body: Incoming,
 ) -> Result<Response, Failure> {
     let received = service.clock.now();
-    let ExtendBody { ttl: Span(ttl) } = read(&headers, body).await?;
-    let hold = find(&service, &peer, id)?;
+    let ExtendBody { ttl: Span(ttl) } = read(headers, body).await?;
+    let hold = find(service, peer, id)?;
     hold.life().sign(received);
     hold.extend(ttl).await?;
-    Ok(Json(hold.view(&service.clock, received, service.has_leases)?).into_response())
+    Ok(json(StatusCode::OK, &hold.view(&service.clock, received, service.has_leases)?))
 }
 
-pub(crate) async fn release(
-    State(service): App,
-    Extension(peer): Extension<Peer>,
-    id: Named,
-) -> Result<StatusCode, Failure> {
+pub(crate) async fn release(service: &Service, peer: Peer, id: &str) -> Result<Response, Failure> {
     service.release(hold_id(id)?, &peer).await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(crate) async fn stream(
-    State(service): App,
-    Extension(peer): Extension<Peer>,
-    id: Named,
-) -> Result<Response, Failure> {
-    let hold = find(&service, &peer, id)?;
-    Ok(([(header::CONTENT_TYPE, "text/event-stream")], events::open(service, hold)).into_response())
+pub(crate) fn stream(service: &Arc<Service>, peer: Peer, id: &str) -> Result<Response, Failure> {
+    let hold = find(service, peer, id)?;
+    Ok(([(header::CONTENT_TYPE, "text/event-stream")], events::open(service.clone(), hold)).into_response())
 }
 
 #[derive(Deserialize)]
@@ -128,45 +118,54 @@ pub(crate) struct Filter {
     prefix: String,
 }
 
-pub(crate) async fn locks(
-    State(service): App,
-    filter: Result<Query<Filter>, QueryRejection>,
-) -> Result<Json<Value>, Failure> {
+pub(crate) async fn locks(service: &Service, uri: &Uri) -> Result<Response, Failure> {
+    let filter = Query::<Filter>::try_from_uri(uri);
     let Query(filter) = filter.map_err(|problem| Failure::invalid(problem.to_string()))?;
     let found = service.locker.inspect().list(&filter.prefix).await.map_err(|error| Failure::from(&error))?;
-    Ok(Json(json!({"locks": found.iter().map(lock_json).collect::<Vec<_>>()})))
+    Ok(json(StatusCode::OK, &json!({"locks": found.iter().map(lock_json).collect::<Vec<_>>()})))
 }
 
-pub(crate) async fn lock(State(service): App, name: Named) -> Result<Json<Value>, Failure> {
-    let key = Key::new(text(name)?).map_err(|error| Failure::from(&error))?;
+pub(crate) async fn lock(service: &Service, name: &str) -> Result<Response, Failure> {
+    let key = Key::new(name).map_err(|error| Failure::from(&error))?;
     let found = service.locker.inspect().get(&key).await.map_err(|error| Failure::from(&error))?;
-    Ok(Json(lock_json(&found.unwrap_or_else(|| LockInfo::new(key, None, Vec::new())))))
+    Ok(json(StatusCode::OK, &lock_json(&found.unwrap_or_else(|| LockInfo::new(key, None, Vec::new())))))
 }
 
-pub(crate) async fn openapi() -> Response {
+pub(crate) fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
-pub(crate) async fn metrics(State(service): App) -> Response {
+pub(crate) fn metrics(service: &Service) -> Response {
     let text = service.counters.text(service.holds.count(), service.news.count());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
 /// Reports whether the daemon accepts requests, and nothing about the engine: it needs no token.
-pub(crate) async fn healthz(State(service): App) -> Result<Json<Value>, Failure> {
-    if service.holds.is_stopping() { Err(Failure::stopping()) } else { Ok(Json(json!({"status": "ok"}))) }
+pub(crate) fn healthz(service: &Service) -> Result<Response, Failure> {
+    if service.holds.is_stopping() {
+        Err(Failure::stopping())
+    } else {
+        Ok(json(StatusCode::OK, &json!({"status": "ok"})))
+    }
 }
 
-fn find(service: &Service, peer: &Peer, id: Named) -> Result<Arc<Hold>, Failure> {
-    service.hold(hold_id(id)?, peer)
+/// Returns a response with a value as JSON.
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    let mut text = Vec::with_capacity(256);
+    // Writing to memory does not fail, and the values have no keys other than text.
+    serde_json::to_writer(&mut text, value).expect("JSON");
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
-fn hold_id(id: Named) -> Result<HoldId, Failure> {
-    text(id)?.parse().map_err(|_| Failure::no_such_hold())
+fn find(service: &Service, peer: Peer, id: &str) -> Result<Arc<Hold>, Failure> {
+    service.hold(hold_id(id)?, &peer)
 }
 
-fn text(path: Named) -> Result<String, Failure> {
-    path.map(|Path(text)| text).map_err(|problem| Failure::invalid(problem.to_string()))
+fn hold_id(id: &str) -> Result<HoldId, Failure> {
+    id.parse().map_err(|_| Failure::no_such_hold())
 }
 
 fn attempt_key(headers: &HeaderMap) -> Result<Option<String>, Failure> {
@@ -180,7 +179,7 @@ fn attempt_key(headers: &HeaderMap) -> Result<Option<String>, Failure> {
 }
 
 /// Reads the request body, within the size and time limits. No body is an empty object.
-async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Failure> {
+async fn read<T: DeserializeOwned>(headers: &HeaderMap, body: Incoming) -> Result<T, Failure> {
     let bytes = read_bytes(body).await?;
     if bytes.is_empty() {
         return parse(b"{}");
@@ -202,9 +201,9 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(bytes).map_err(|problem| Failure::invalid(problem.to_string()))
 }
 
-async fn read_bytes(body: Body) -> Result<Bytes, Failure> {
+async fn read_bytes(body: Incoming) -> Result<Bytes, Failure> {
     let invalid = ErrorKind::InvalidInput.as_str();
-    let Ok(read) = timeout(BODY_LIMIT, to_bytes(body, LARGEST_BODY)).await else {
+    let Ok(read) = timeout(BODY_LIMIT, collect(Limited::new(body, LARGEST_BODY))).await else {
         let message = format!("the request body did not arrive within {BODY_LIMIT:?}");
         return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, invalid, message));
     };
@@ -212,4 +211,15 @@ async fn read_bytes(body: Body) -> Result<Bytes, Failure> {
         let message = format!("the request body is larger than {LARGEST_BODY} bytes or broken: {problem}");
         Failure::new(StatusCode::PAYLOAD_TOO_LARGE, invalid, message)
     })
+}
+
+/// Returns all bytes of a body. Most bodies are one piece, which is not copied.
+async fn collect(mut body: Limited<Incoming>) -> Result<Bytes, Box<dyn Error + Send + Sync>> {
+    let Some(first) = body.frame().await else { return Ok(Bytes::new()) };
+    let first = first?.into_data().unwrap_or_default();
+    if body.is_end_stream() {
+        return Ok(first);
+    }
+    let rest = body.collect().await?.to_bytes();
+    Ok([first, rest].concat().into())
 }

@@ -26,20 +26,31 @@ struct Table {
     attempts: HashMap<String, Attempt>,
     /// The keys of ended holds, the oldest first.
     ended: VecDeque<String>,
+    /// How many attempts there have been.
+    count: u64,
 }
 
 #[derive(Debug)]
 struct Attempt {
     wanted: Wanted,
-    outcome: watch::Receiver<Outcome>,
-    task: AbortHandle,
+    /// Tells attempts of the same key apart.
+    number: u64,
+    state: State,
     /// How many requests wait for the outcome.
     waiting: usize,
-    has_ended: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The lock is being acquired, by a task of its own: the attempt outlives the request that began it if another has joined.
+    UnderWay(watch::Sender<Outcome>, AbortHandle),
+    Known(Result<Arc<Hold>, Failure>),
+    /// Its hold has ended.
+    Ended,
 }
 
 impl Attempts {
-    /// Joins the attempt with this key, or begins it.
+    /// Joins the attempt with this key, or begins it. `discard` gets a hold that was granted after the last request had left.
     ///
     /// # Cancel safety
     /// When the last request of an unfinished attempt is dropped, the attempt is withdrawn.
@@ -48,11 +59,12 @@ impl Attempts {
         key: String,
         wanted: &Wanted,
         begin: impl FnOnce() -> F,
+        discard: impl FnOnce(Arc<Hold>) + Send + 'static,
     ) -> Result<Arc<Hold>, Failure>
     where
         F: Future<Output = Result<Arc<Hold>, Failure>> + Send + 'static,
     {
-        let (mut outcome, _member) = self.enter(key, wanted, begin)?;
+        let (mut outcome, _member) = self.enter(key, wanted, begin, discard)?;
         let known = outcome.wait_for(Option::is_some).await;
         known.ok().and_then(|known| known.clone()).unwrap_or_else(|| Err(Failure::stopping()))
     }
@@ -62,48 +74,51 @@ impl Attempts {
         key: String,
         wanted: &Wanted,
         begin: impl FnOnce() -> F,
+        discard: impl FnOnce(Arc<Hold>) + Send + 'static,
     ) -> Result<(watch::Receiver<Outcome>, Member), Failure>
     where
         F: Future<Output = Result<Arc<Hold>, Failure>> + Send + 'static,
     {
         let mut table = self.table();
         if let Some(attempt) = table.attempts.get_mut(&key) {
-            if attempt.wanted != *wanted {
-                let message = "the Idempotency-Key was used for another request";
-                return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, ErrorKind::InvalidInput.as_str(), message));
-            }
-            if attempt.has_ended {
-                let message = "the hold of this Idempotency-Key has ended";
-                return Err(Failure::new(StatusCode::NOT_FOUND, ErrorKind::NotHeld.as_str(), message));
-            }
-            attempt.waiting += 1;
-            return Ok((attempt.outcome.clone(), Member { attempts: self.clone(), key }));
+            let outcome = attempt.join(wanted)?;
+            let number = attempt.number;
+            return Ok((outcome, Member { attempts: self.clone(), key, number }));
         }
-        let (sender, outcome) = watch::channel(None);
-        let work = begin();
-        // A task of its own: the attempt outlives the request that began it if another has joined.
+        table.count += 1;
+        let (sender, number) = (watch::Sender::new(None), table.count);
+        let (work, attempts, name) = (begin(), self.clone(), key.clone());
         let task = tokio::spawn(async move {
             let done = work.await;
-            sender.send_replace(Some(done));
+            if let Some(hold) = attempts.finish(&name, number, done) {
+                discard(hold);
+            }
         });
-        let attempt = Attempt {
-            wanted: wanted.clone(),
-            outcome: outcome.clone(),
-            task: task.abort_handle(),
-            waiting: 1,
-            has_ended: false,
+        let outcome = sender.subscribe();
+        let state = State::UnderWay(sender, task.abort_handle());
+        table.attempts.insert(key.clone(), Attempt { wanted: wanted.clone(), number, state, waiting: 1 });
+        Ok((outcome, Member { attempts: self.clone(), key, number }))
+    }
+
+    /// Tells the requests of an attempt its outcome. Returns a hold that no request is left for.
+    fn finish(&self, key: &str, number: u64, done: Result<Arc<Hold>, Failure>) -> Option<Arc<Hold>> {
+        let mut table = self.table();
+        let Some(attempt) = table.attempts.get_mut(key).filter(|attempt| attempt.number == number) else {
+            return done.ok();
         };
-        table.attempts.insert(key.clone(), attempt);
-        Ok((outcome, Member { attempts: self.clone(), key }))
+        if let State::UnderWay(sender, _) = std::mem::replace(&mut attempt.state, State::Known(done.clone())) {
+            sender.send_replace(Some(done));
+        }
+        None
     }
 
     /// Records that the hold of this key has ended.
     pub(crate) fn ended(&self, key: &str) {
         let mut table = self.table();
-        let Some(attempt) = table.attempts.get_mut(key).filter(|attempt| !attempt.has_ended) else { return };
-        attempt.has_ended = true;
-        // Lets go of the hold.
-        attempt.outcome = watch::channel(None).1;
+        let Some(attempt) = table.attempts.get_mut(key).filter(|attempt| !matches!(attempt.state, State::Ended)) else {
+            return;
+        };
+        attempt.state = State::Ended;
         table.ended.push_back(key.to_owned());
         if table.ended.len() > MOST_ENDED
             && let Some(oldest) = table.ended.pop_front()
@@ -112,24 +127,19 @@ impl Attempts {
         }
     }
 
-    fn leave(&self, key: &str) {
+    fn leave(&self, key: &str, number: u64) {
         let mut table = self.table();
-        let Some(attempt) = table.attempts.get_mut(key) else { return };
+        let Some(attempt) = table.attempts.get_mut(key).filter(|attempt| attempt.number == number) else { return };
         attempt.waiting -= 1;
-        if attempt.has_ended || attempt.waiting > 0 {
+        if attempt.waiting > 0 {
             return;
         }
-        let is_held = match &*attempt.outcome.borrow() {
-            Some(Ok(_)) => true,
-            Some(Err(_)) => false,
-            None => {
-                attempt.task.abort();
-                false
-            }
-        };
-        if !is_held {
-            table.attempts.remove(key);
+        match &attempt.state {
+            State::UnderWay(_, task) => task.abort(),
+            State::Known(Err(_)) => {}
+            State::Known(Ok(_)) | State::Ended => return,
         }
+        table.attempts.remove(key);
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -137,14 +147,74 @@ impl Attempts {
     }
 }
 
+impl Attempt {
+    /// Adds a request that waits for the outcome.
+    fn join(&mut self, wanted: &Wanted) -> Result<watch::Receiver<Outcome>, Failure> {
+        if self.wanted != *wanted {
+            let message = "the Idempotency-Key was used for another request";
+            return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, ErrorKind::InvalidInput.as_str(), message));
+        }
+        let outcome = match &self.state {
+            State::UnderWay(sender, _) => sender.subscribe(),
+            State::Known(done) => watch::channel(Some(done.clone())).1,
+            State::Ended => {
+                let message = "the hold of this Idempotency-Key has ended";
+                return Err(Failure::new(StatusCode::NOT_FOUND, ErrorKind::NotHeld.as_str(), message));
+            }
+        };
+        self.waiting += 1;
+        Ok(outcome)
+    }
+}
+
 /// A request of an attempt.
 struct Member {
     attempts: Arc<Attempts>,
     key: String,
+    number: u64,
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.attempts.leave(&self.key);
+        self.attempts.leave(&self.key, self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use distlock::backend::memory::Memory;
+    use distlock::{Clock, Locker};
+    use distlock_http::Peer;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::liveness::{Liveness, Proof};
+
+    /// On two threads the last request may leave while the task is about to tell it of the grant.
+    #[tokio::test]
+    async fn a_grant_that_no_request_is_left_for_is_discarded() {
+        let wanted = Wanted::new("a", serde_json::from_str("{}").unwrap()).map_err(|failure| failure.message).unwrap();
+        let guard = Locker::new(Memory::new()).unwrap().lock("a").await.unwrap();
+        let life = Liveness::new(Proof::Stream, Duration::ZERO, Duration::ZERO, Clock::system().now());
+        let hold = Arc::new(Hold::new(guard, Peer::Process { pid: None, uid: 0 }, None, life));
+        let (attempts, is_discarded) = (Arc::<Attempts>::default(), Arc::new(AtomicBool::new(false)));
+        let (last_request, leaves) = oneshot::channel::<Member>();
+        let begin = || async move {
+            drop(leaves.await);
+            Ok(hold)
+        };
+        let discarded = is_discarded.clone();
+        let discard = move |_hold| discarded.store(true, Ordering::Relaxed);
+        let (outcome, member) = attempts.enter("k".into(), &wanted, begin, discard).map_err(|_| ()).unwrap();
+        drop(outcome);
+        last_request.send(member).map_err(|_| ()).unwrap();
+        while Arc::strong_count(&attempts) > 1 {
+            tokio::task::yield_now().await;
+        }
+        assert!(is_discarded.load(Ordering::Relaxed));
+        assert!(attempts.table().attempts.is_empty());
     }
 }

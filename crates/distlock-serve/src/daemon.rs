@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::log::{Log, LogSink};
 use crate::news::News;
-use crate::routes::{self, Access};
+use crate::routes::{Access, Routes};
 use crate::service::Service;
 use crate::socket::Socket;
 
@@ -119,7 +119,7 @@ impl Daemon {
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let Daemon { server, access, service, _socket, .. } = self;
         let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = server.serve(routes::router(service.clone(), access), async {
+        let server = server.serve(Routes::new(service.clone(), access), async {
             // An error means that the sender was dropped, which also stops the server.
             let _ = stopped.await;
         });

@@ -1,12 +1,12 @@
 //! The error response: `{"error":{"kind","message"}}`, with the kinds and messages of the library.
 
-use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use distlock::{Error, ErrorKind};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::api::json;
 use crate::lock_json::holder_json;
 
 /// An error as it is returned to the client.
@@ -43,9 +43,15 @@ impl Failure {
     }
 }
 
+/// The body of the response.
+#[derive(Serialize)]
+struct Body<'f> {
+    error: &'f Failure,
+}
+
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        (self.status, Json(json!({"error": self}))).into_response()
+        json(self.status, &Body { error: &self })
     }
 }
 

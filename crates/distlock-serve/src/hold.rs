@@ -1,12 +1,13 @@
 //! A lock that is held for a client.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use distlock::{AttemptId, Clock, Error, FencingToken, HoldState, Key, LockGuard, LossReason, Moment, OwnerId};
 use distlock_http::Peer;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tokio::sync::{Notify, RwLock, SetOnce};
 
 use crate::failure::Failure;
@@ -50,17 +51,18 @@ pub(crate) struct Hold {
     /// The newest stream; an older one ends.
     stream: AtomicU64,
     asked: Mutex<Option<String>>,
-    /// Whether another client than the one that acquired it has made a request about it.
-    is_shared: AtomicBool,
 }
 
 /// A hold as its client sees it.
 #[derive(Debug, Serialize)]
-pub(crate) struct HoldView {
-    id: String,
-    name: String,
-    token: String,
-    owner: String,
+pub(crate) struct HoldView<'h> {
+    #[serde(serialize_with = "as_text")]
+    id: HoldId,
+    name: &'h str,
+    // As text: JSON readers round numbers of this size.
+    #[serde(serialize_with = "as_text")]
+    token: FencingToken,
+    owner: &'h str,
     #[serde(skip_serializing_if = "Option::is_none")]
     slot: Option<u32>,
     state: ViewState,
@@ -105,7 +107,6 @@ impl Hold {
             news: Notify::new(),
             stream: AtomicU64::new(0),
             asked: Mutex::default(),
-            is_shared: AtomicBool::new(false),
         }
     }
 
@@ -115,7 +116,7 @@ impl Hold {
 
     /// Returns what the client is told now about a request that arrived at `received`: the lock is the client's until
     /// `took_ms + left_ms` after it sent that request.
-    pub(crate) fn view(&self, clock: &Clock, received: Moment, lease: bool) -> Result<HoldView, Failure> {
+    pub(crate) fn view(&self, clock: &Clock, received: Moment, lease: bool) -> Result<HoldView<'_>, Failure> {
         let guard = self.guard.try_read().map_err(|_| Failure::no_such_hold())?;
         let guard = guard.as_ref().ok_or_else(Failure::no_such_hold)?;
         guard.check().map_err(|error| Failure::from(&error))?;
@@ -123,10 +124,10 @@ impl Hold {
         let now = clock.now();
         let end = life.announce(guard.deadline(), now).ok_or_else(Failure::no_such_hold)?;
         Ok(HoldView {
-            id: self.id.to_string(),
-            name: self.key.to_string(),
-            token: self.token.to_string(),
-            owner: self.owner.to_string(),
+            id: self.id,
+            name: self.key.as_str(),
+            token: self.token,
+            owner: self.owner.as_str(),
             slot: self.slot,
             state: if guard.state() == HoldState::AtRisk { ViewState::AtRisk } else { ViewState::Held },
             // Both are rounded down.
@@ -198,17 +199,17 @@ impl Hold {
         self.guard.write().await.take()
     }
 
-    /// Records which client makes a request about the hold.
+    /// Records which client makes a request about the hold. Call this before the client is told anything.
     pub(crate) fn used_by(&self, peer: &Peer) {
         if *peer != self.peer {
-            self.is_shared.store(true, Ordering::Relaxed);
+            self.life().share();
         }
     }
 
     /// Returns the only process that ever used this hold: with its death the hold is of no use.
     pub(crate) fn only_process(&self) -> Option<i32> {
         match self.peer {
-            Peer::Process { pid, .. } if !self.is_shared.load(Ordering::Relaxed) => pid,
+            Peer::Process { pid, .. } if !self.life().is_shared() => pid,
             _ => None,
         }
     }
@@ -225,6 +226,10 @@ impl Hold {
     pub(crate) fn is_newest_stream(&self, number: u64) -> bool {
         self.stream.load(Ordering::Relaxed) == number
     }
+}
+
+fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }
 
 pub(crate) fn millis(time: Duration) -> u64 {

@@ -13,7 +13,7 @@ use crate::hold::{End, Hold, HoldId};
 pub(crate) struct Holds {
     clock: Clock,
     table: Mutex<Table>,
-    /// Signals that the next look is sooner than it was, or that a hold has left.
+    /// Signals that a look is sooner than the next one was, or that a hold has left.
     changed: Notify,
 }
 
@@ -22,6 +22,8 @@ struct Table {
     holds: HashMap<HoldId, Slot>,
     /// When to look at which hold. The look may be early: the end of a hold only moves forward.
     looks: BTreeSet<(Moment, HoldId)>,
+    /// When [`Holds::next_end`] looks next.
+    wakes_at: Option<Moment>,
     is_stopping: bool,
 }
 
@@ -32,12 +34,15 @@ struct Slot {
 }
 
 impl Table {
-    fn look_at(&mut self, id: HoldId, look: Option<Moment>) {
-        let Some(slot) = self.holds.get_mut(&id) else { return };
+    /// Sets when to look at a hold. Returns whether that is sooner than anybody looks.
+    fn look_at(&mut self, id: HoldId, look: Option<Moment>) -> bool {
+        let Some(slot) = self.holds.get_mut(&id) else { return false };
         if let Some(old) = std::mem::replace(&mut slot.look, look) {
             self.looks.remove(&(old, id));
         }
-        self.looks.extend(look.map(|look| (look, id)));
+        let Some(look) = look else { return false };
+        self.looks.insert((look, id));
+        self.wakes_at.is_none_or(|wake| look < wake)
     }
 
     fn remove(&mut self, id: HoldId) -> Option<Arc<Hold>> {
@@ -62,10 +67,7 @@ impl Holds {
             return false;
         }
         table.holds.insert(hold.id, Slot { hold: hold.clone(), look: None });
-        table.look_at(hold.id, look);
-        let is_first = table.looks.first().is_some_and(|(_, first)| *first == hold.id);
-        drop(table);
-        if is_first {
+        if table.look_at(hold.id, look) {
             self.changed.notify_waiters();
         }
         true
@@ -88,8 +90,9 @@ impl Holds {
     /// Looks at a hold when it may end by itself, which has changed: its stream was closed.
     pub(crate) fn look_again(&self, hold: &Hold) {
         let look = hold.life().ends_at();
-        self.table().look_at(hold.id, look);
-        self.changed.notify_waiters();
+        if self.table().look_at(hold.id, look) {
+            self.changed.notify_waiters();
+        }
     }
 
     /// Waits for the next hold whose client is gone, and removes it.
@@ -115,11 +118,12 @@ impl Holds {
     fn end_one(&self) -> Result<(Arc<Hold>, End), Option<Moment>> {
         let mut table = self.table();
         loop {
-            let Some((look, id)) = table.looks.first().copied() else { return Err(None) };
+            let first = table.looks.first().copied();
             let now = self.clock.now();
-            if look > now {
-                return Err(Some(look));
-            }
+            let Some((_, id)) = first.filter(|(look, _)| *look <= now) else {
+                table.wakes_at = first.map(|(look, _)| look);
+                return Err(table.wakes_at);
+            };
             let Some(slot) = table.holds.get(&id) else {
                 table.looks.pop_first();
                 continue;
@@ -130,6 +134,10 @@ impl Holds {
             };
             if let Some(hold) = is_over.then(|| table.remove(id)).flatten() {
                 let end = if table.is_stopping { End::Stopped } else { End::Silent };
+                if table.is_stopping {
+                    // It may have been the last one that the stop waits for.
+                    self.changed.notify_waiters();
+                }
                 return Ok((hold, end));
             }
             table.look_at(id, ends_at);
@@ -173,5 +181,35 @@ impl Holds {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use distlock::Locker;
+    use distlock::backend::memory::Memory;
+    use distlock_http::Peer;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::liveness::{Liveness, Proof};
+
+    const TEST_LIMIT: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn the_stop_ends_with_the_deadline_of_the_last_client() {
+        let clock = Clock::system();
+        let guard = Locker::new(Memory::new()).unwrap().lock("a").await.unwrap();
+        let silence = Duration::from_millis(50);
+        let life = Liveness::new(Proof::Calls, silence, silence, clock.now());
+        let hold = Arc::new(Hold::new(guard, Peer::Process { pid: None, uid: 0 }, None, life));
+        hold.life().announce(None, clock.now());
+        let holds = Holds::new(clock);
+        assert!(holds.add(&hold));
+        holds.stop();
+        let both = async { tokio::join!(holds.emptied(), holds.next_end()).1.1 };
+        assert_eq!(timeout(TEST_LIMIT, both).await, Ok(End::Stopped));
     }
 }

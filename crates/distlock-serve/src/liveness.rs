@@ -29,14 +29,25 @@ pub(crate) struct Liveness {
     announced: Moment,
     is_streaming: bool,
     is_stopping: bool,
+    /// Another process than the one that acquired the hold uses it, too.
+    is_shared: bool,
     /// The hold has ended: nothing is promised any more.
     is_over: bool,
 }
 
 impl Liveness {
     pub(crate) fn new(proof: Proof, silence: Duration, ttl: Duration, now: Moment) -> Liveness {
-        let (is_streaming, is_stopping, is_over) = (false, false, false);
-        Liveness { proof, silence, ttl, last_sign: now, announced: now, is_streaming, is_stopping, is_over }
+        Liveness {
+            proof,
+            silence,
+            ttl,
+            last_sign: now,
+            announced: now,
+            is_streaming: false,
+            is_stopping: false,
+            is_shared: false,
+            is_over: false,
+        }
     }
 
     pub(crate) fn silence(&self) -> Duration {
@@ -68,6 +79,21 @@ impl Liveness {
     /// Ends the hold as soon as its client's deadline has passed, however alive the client is.
     pub(crate) fn stop(&mut self) {
         self.is_stopping = true;
+    }
+
+    /// Records that another process uses the hold: the death of the first one does not end it.
+    pub(crate) fn share(&mut self) {
+        self.is_shared = true;
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// Ends the hold for good if the process that has died is the only one that ever used it.
+    pub(crate) fn die(&mut self) -> bool {
+        self.is_over |= !self.is_shared;
+        !self.is_shared
     }
 
     /// Ends the hold for good.
@@ -170,6 +196,17 @@ mod tests {
         life.sign(at(3));
         assert_eq!(life.announce(Some(at(9)), at(3)), None);
         assert!(life.expire(at(3)), "for good");
+    }
+
+    #[test]
+    fn the_death_of_a_process_ends_only_a_hold_that_no_other_was_promised() {
+        let mut life = Liveness::new(Proof::Calls, SILENCE, TTL, START);
+        assert!(life.die());
+        assert_eq!(life.announce(Some(at(9)), START), None, "no other process is promised anything after that");
+        let mut life = Liveness::new(Proof::Calls, SILENCE, TTL, START);
+        life.share();
+        assert!(!life.die());
+        assert_eq!(life.announce(Some(at(9)), START), Some(at(3)));
     }
 
     #[test]

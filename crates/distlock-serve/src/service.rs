@@ -195,7 +195,7 @@ impl Service {
         tokio::spawn(async move {
             let left = hold.life().ends_at().map_or(Duration::ZERO, |end| end.since(service.clock.now()));
             let died = timeout(left, process::died(pid)).await.is_ok_and(|died| died);
-            if died && hold.only_process().is_some() && service.holds.remove(hold.id).is_some() {
+            if died && hold.life().die() && service.holds.remove(hold.id).is_some() {
                 service.log.say(&hold.peer, Some(&hold.key), "released: the client has died");
                 let _ = service.end(&hold, End::Died).await;
             }

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use distlock_http::Refused;
+use rustix::fs::OFlags;
 use tokio::net::UnixListener;
 
 /// A bound socket. Dropping it removes the file.
@@ -22,7 +23,9 @@ impl Socket {
     pub(crate) fn bind(path: &Path) -> Result<(Socket, UnixListener), Refused> {
         let refuse = |problem: &dyn std::fmt::Display| Refused::new(format!("{}: {problem}", path.display()));
         let beside = lock_path(path);
-        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&beside);
+        // A link could make this create or lock a file of its maker's choice.
+        let no_links = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+        let lock = OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(no_links).open(&beside);
         let lock = lock.map_err(|error| Refused::new(format!("{}: {error}", beside.display())))?;
         match lock.try_lock() {
             Ok(()) => {}

@@ -1,9 +1,11 @@
 //! What a client asks for: the body of a request for a lock, validated.
 
+use std::fmt;
 use std::time::Duration;
 
 use distlock::{Key, LockRequest, Locker};
 use distlock_http::Peer;
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer};
 
 use crate::failure::Failure;
@@ -23,11 +25,25 @@ pub(crate) struct Span(pub(crate) Duration);
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Span, D::Error> {
-        let text = <std::borrow::Cow<'_, str>>::deserialize(deserializer)?;
-        let parsed = humantime::parse_duration(&text);
-        parsed.map(Span).map_err(|problem| {
-            serde::de::Error::custom(format_args!("{text:?} is not a duration such as 3s or 250ms: {problem}"))
-        })
+        deserializer.deserialize_str(SpanText)
+    }
+}
+
+/// Reads a [`Span`] without a copy of its text.
+struct SpanText;
+
+impl Visitor<'_> for SpanText {
+    type Value = Span;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string such as \"3s\"")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Span, E> {
+        let parsed = humantime::parse_duration(text);
+        parsed
+            .map(Span)
+            .map_err(|problem| E::custom(format_args!("{text:?} is not a duration such as 3s or 250ms: {problem}")))
     }
 }
 

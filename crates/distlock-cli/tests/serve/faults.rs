@@ -8,7 +8,7 @@ use distlock::Locker;
 use distlock_testkit::proxy::{Direction, Flow, Proxy};
 use rustix::process::Signal;
 
-use crate::kit::{Daemon, Engine, LIMIT, Language, Process, distlock, wall};
+use crate::kit::{Answer, Daemon, Engine, LIMIT, Language, Process, clean, clients, distlock, wall};
 
 const TTL: f64 = 6.0;
 
@@ -137,6 +137,32 @@ fn a_killed_client_frees_its_lock_at_once() {
         assert!(grant.recv_timeout(LIMIT).is_ok(), "long before the lease ends");
         daemon.await_metric("distlock_serve_holds_ended_total{end=\"died\"}", 1);
     }
+}
+
+/// Two processes have one attempt: the second one was told a deadline, too.
+#[test]
+fn the_death_of_one_process_does_not_end_the_hold_of_another() {
+    let daemon = Daemon::start("mem://");
+    let (key, body) = ("Idempotency-Key: shared", r#"{"ttl": "600s", "silence": "600s"}"#);
+    let program = "import distlock._http, socket, sys, time\n\
+                   daemon = distlock._http.Daemon(sys.argv[1], None, None)\n\
+                   hold = daemon.call('POST', '/v1/locks/a', {'ttl': '600s', 'silence': '600s'}, 30, 'shared')\n\
+                   stream = socket.socket(socket.AF_UNIX); stream.connect(sys.argv[1])\n\
+                   stream.sendall(f'GET /v1/holds/{hold[\"id\"]}/events HTTP/1.0\\r\\n\\r\\n'.encode())\n\
+                   stream.recv(1); print(hold['id'], flush=True); time.sleep(600)";
+    let mut command = clean("python3");
+    command.args(["-c", program, &daemon.address()]).env("PYTHONPATH", clients().join("python"));
+    let mut first = Process::start(command.env("PYTHONDONTWRITEBYTECODE", "1"));
+    let id = first.line();
+    let second = Answer::read(daemon.open("POST", "/v1/locks/a", &[key], body));
+    assert_eq!((second.status, second.json["id"].as_str()), (201, Some(&*id)), "{second:?}");
+    first.signal(Signal::KILL);
+    first.end();
+    daemon.await_metric("distlock_serve_streams", 0);
+    // Longer than the daemon takes to notice a death. No request about the hold, which would show that another one uses it.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(daemon.metric("distlock_serve_holds_ended_total{end=\"died\"}"), 0);
+    assert_eq!(daemon.send("POST", &format!("/v1/holds/{id}/alive"), "").status, 200);
 }
 
 /// The proxy delays the daemon's answers and events by three seconds. The daemon is killed when it has just answered: a client

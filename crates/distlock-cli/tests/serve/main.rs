@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod clients;
+mod distrust;
 mod faults;
 mod input;
 mod kit;

@@ -45,6 +45,16 @@ fn a_stale_socket_is_replaced_and_a_live_one_or_another_file_is_not() {
     assert!(refusal(&["--socket", "/nowhere/at/all"]).contains("/nowhere"));
 }
 
+/// In a directory where others can write, a link would make the daemon create a file of their choice.
+#[test]
+fn a_link_beside_the_socket_is_not_followed() {
+    let directory = Directory::new();
+    let (socket, target) = (directory.path().join("s"), directory.path().join("target"));
+    std::os::unix::fs::symlink(&target, directory.path().join("s.daemon")).unwrap();
+    assert!(refusal(&["--socket", socket.to_str().unwrap()]).contains("s.daemon"));
+    assert!(!target.exists() && !socket.exists());
+}
+
 #[test]
 fn a_process_of_another_user_is_refused_needs_root() {
     let daemon = Daemon::start("mem://");

@@ -1,7 +1,10 @@
 // The test program: worker.mjs COMMAND ADDRESS ...
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import http from "node:http";
+import { syncBuiltinESMExports } from "node:module";
+import os from "node:os";
 
 import { Client, DistlockError, Lost, NotAcquired } from "../../../../clients/node/index.mjs";
 
@@ -61,8 +64,72 @@ const commands = {
     await Promise.all(slots.map((hold) => hold.release()));
     say("good");
   },
+
+  // Errors do not have the token, which is in the address.
+  async secret() {
+    const client = new Client({ address: "http://127.0.0.1:1/#token=sesame-sesame-sesame" });
+    for (const action of [() => client.lock("a", { waitMs: 0 }), () => client.locks(), () => client.show("a")]) {
+      await assert.rejects(action(), (error) => {
+        const hasAddress = error.message.includes("127.0.0.1:1");
+        return error instanceof DistlockError && hasAddress && !error.message.includes("sesame");
+      });
+    }
+    say("good");
+  },
+
+  // The lock is lost at its deadline, whatever else goes wrong.
+  async nonsense() {
+    const grant = { id: "1", name: "a", token: "7", lease: true, left_ms: 3000, took_ms: 0 };
+    const server = http.createServer((request, response) => {
+      if (request.method === "GET") return response.end("event: held\ndata: <html>\n\n");
+      response.end(request.url.includes("locks") ? JSON.stringify(grant) : "<html>");
+    });
+    await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+    const held = await new Client({ address: `http://127.0.0.1:${server.address().port}` }).lock("a");
+    await new Promise((resolve) => held.signal.addEventListener("abort", resolve));
+    say("good");
+    process.exit();
+  },
+
+  // The clock leaps: the signal is aborted long before the timers that were set before.
+  async suspended(client, name) {
+    const held = await client.lock(name, { ttlMs: 3_000_000 });
+    const uptime = os.uptime;
+    os.uptime = () => uptime() + 4000;
+    syncBuiltinESMExports();
+    const limit = setTimeout(() => assert.fail("not in time"), 30_000);
+    await new Promise((resolve) => held.signal.addEventListener("abort", resolve));
+    clearTimeout(limit);
+    say("good");
+  },
+
+  // Another user made the directory in which the daemon is by default.
+  async impostor() {
+    const uid = 1_000_000_000 + process.pid;
+    process.geteuid = () => uid;
+    const directory = `/tmp/distlock-${uid}`;
+    mkdirSync(directory);
+    writeFileSync(`${directory}/serve.sock`, "");
+    try {
+      assert.throws(() => new Client(), (error) => error.kind === "auth" && error.message.includes(directory));
+    } finally {
+      rmSync(directory, { recursive: true });
+    }
+    say("good");
+  },
+
+  // A wait that no timer can have is the daemon's to refuse.
+  async endless(client, name) {
+    const warnings = [];
+    process.on("warning", (warning) => warnings.push(warning.name));
+    await assert.rejects(client.lock(name, { waitMs: Infinity }), (error) => error.kind === "invalid_input");
+    await pause(10);
+    assert.deepEqual(warnings, []);
+    say("good");
+  },
 };
 
 const [command, address, ...words] = process.argv.slice(2);
 const ca = process.env.SERVE_CA && readFileSync(process.env.SERVE_CA);
-await commands[command](new Client({ address, token: process.env.SERVE_TOKEN, ca }), ...words);
+const client = address && new Client({ address, token: process.env.SERVE_TOKEN, ca });
+await commands[command](client, ...words);

@@ -1,7 +1,12 @@
 """The test program: worker.py COMMAND ADDRESS ..."""
 
+import http.server
+import json
 import os
+import signal
+import socket
 import sys
+import threading
 import time
 
 import distlock
@@ -114,10 +119,119 @@ def count(client, name, path, processes, times):
     say("good")
 
 
+def secret(client):
+    """Errors do not have the token, which is in the address."""
+    client = distlock.Client("http://127.0.0.1:1/#token=sesame-sesame-sesame")
+    for action in (lambda: client.lock("a", wait=0), client.locks, lambda: client.show("a")):
+        try:
+            action()
+            raise AssertionError("nothing listens there")
+        except distlock.DistlockError as error:
+            assert "127.0.0.1:1" in str(error) and "sesame" not in repr(error), error
+    say("good")
+
+
+class Nonsense(http.server.BaseHTTPRequestHandler):
+    """Grants a lock and says nothing of sense about it afterwards."""
+
+    def do_POST(self):
+        grant = {"id": "1", "name": "a", "token": "7", "lease": True, "left_ms": 3000, "took_ms": 0}
+        answer = json.dumps(grant) if "locks" in self.path else "<html>"
+        self.send(answer.encode())
+
+    def do_GET(self):
+        self.send(b"event: held\ndata: <html>\n\n")
+
+    def send(self, body):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words):
+        pass
+
+
+def nonsense(client):
+    """The lock is lost at its deadline, whatever else goes wrong."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Nonsense)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    held = distlock.Client(f"http://127.0.0.1:{server.server_port}").lock("a")
+    assert held.lost.wait(30), "the event is set"
+    say("good")
+
+
+def unanswered(client):
+    """The wait bounds all tries together."""
+    import distlock._client
+
+    distlock._client.EXTRA_WAIT = 1.0
+    listener = socket.create_server(("127.0.0.1", 0))
+    try:
+        distlock.Client(f"http://127.0.0.1:{listener.getsockname()[1]}").lock("a", wait=0)
+        raise AssertionError("nothing answers")
+    except distlock.DistlockError as error:
+        assert error.kind == "unavailable", error
+    listener.setblocking(False)
+    listener.accept()
+    try:
+        listener.accept()
+        raise AssertionError("it waited again")
+    except BlockingIOError:
+        say("good")
+
+
+def suspended(client, name):
+    """The clock leaps: the event is set long before the timers that were set before."""
+    import distlock._hold
+
+    held = client.lock(name, ttl=3000)
+    while held._stream is None:
+        time.sleep(0.01)
+    time.sleep(0.5)  # Until the thread sleeps; if it does not yet, it need not wake up.
+    clock = distlock._hold.now
+    distlock._hold.now = lambda: clock() + 4000
+    assert held.lost.wait(30), "the event is set"
+    say("good")
+
+
+def forked(client, name):
+    """A child does not wait for what a thread of its parent had."""
+    held = client.lock(name, ttl=60)
+    with held._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            held.release()
+            os._exit(0 if held.is_lost else 1)
+        assert os.waitpid(pid, 0)[1] == 0, "the child ends"
+    held.release()
+    say("good")
+
+
+def impostor(client):
+    """Another user made the directory in which the daemon is by default."""
+    uid = 1_000_000_000 + os.getpid()
+    os.geteuid = lambda: uid
+    directory = f"/tmp/distlock-{uid}"
+    os.mkdir(directory)
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{directory}/serve.sock")
+        distlock.Client()
+        raise AssertionError("it trusts another user")
+    except distlock.DistlockError as error:
+        assert error.kind == "auth" and directory in str(error), error
+        say("good")
+    finally:
+        os.unlink(f"{directory}/serve.sock")
+        os.rmdir(directory)
+
+
 def main():
-    command, address, *words = sys.argv[1:]
-    token = os.environ.get("SERVE_TOKEN")
-    client = distlock.Client(address, token=token, cafile=os.environ.get("SERVE_CA"))
+    command, *words = sys.argv[1:]
+    client = None
+    if words:
+        client = distlock.Client(words.pop(0), token=os.environ.get("SERVE_TOKEN"), cafile=os.environ.get("SERVE_CA"))
     globals()[command](client, *words)
 
 

@@ -193,11 +193,39 @@ fn killing_the_guardian_kills_the_command() {
     assert_eq!(name, "distlock-guard\n");
     kill_process(guardian, Signal::KILL).unwrap();
     await_gone(command);
-    // A process of the shell in the session holds the lock until it is killed.
-    wrapper.signal(Signal::TERM);
-    wrapper.signal(Signal::INT);
+    // The rest of the session holds the lock, and is killed as well.
     assert_eq!(code(wrapper.wait()), 137);
     assert!(machine.is_free("job"));
+}
+
+/// Starts the command, which prints its parent and a process of its work, kills the parent, and waits until the work is gone.
+fn assert_the_guardian_takes_along(command: &[&str]) {
+    let machine = Machine::new();
+    let words = [&["run", "--status-fd", "1", "job"], command].concat();
+    let mut wrapper = Wrapper::start(machine.distlock(&words).stdin(Stdio::piped()));
+    // The guardian has reported the start and is idle.
+    await_event(&mut wrapper, "started");
+    wrapper.stdin().write_all(b"go\n").unwrap();
+    let (guardian, work) = (wrapper.line_pid(), wrapper.line_pid());
+    kill_process(guardian, Signal::KILL).unwrap();
+    await_gone(work);
+    assert_eq!(code(wrapper.wait()), 137);
+    assert!(machine.is_free("job"));
+}
+
+/// Without a guardian nothing would end this work if the wrapper were killed or stopped.
+#[test]
+fn f77_work_outside_the_group_ends_if_the_guardian_is_killed() {
+    let script = "read go; echo $PPID; setsid sh -c 'echo $$; exec sleep 600 >/dev/null' & wait";
+    assert_the_guardian_takes_along(&["sh", "-c", script]);
+}
+
+/// The kernel does not kill a command with its parent once the command has become another user.
+#[test]
+fn f77_a_command_that_became_another_user_ends_if_the_guardian_is_killed_needs_root() {
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let script = "read go; echo $PPID; echo $$; exec sleep 600 >/dev/null";
+    assert_the_guardian_takes_along(&[&user[..], &["sh", "-c", script]].concat());
 }
 
 /// Whether or not the guardian has reported the command's start before it is killed.
