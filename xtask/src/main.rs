@@ -33,8 +33,8 @@ The project's own commands.
   cargo xtask check-macos          type-checks the library for aarch64-apple-darwin
   cargo xtask package              the packages of the published crates, each built by itself
   cargo xtask chaos ENGINE [--seconds N] [--seed S] [--server VERSION]
-                                   locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
-                                   them fails; on a server version of the matrix if one is named
+                                   locks on real servers (redis, sentinel, redlock, cluster, etcd, file, postgres) while
+                                   all around them fails; on a server version of the matrix if one is named
   cargo xtask soak [--seconds N]   a thousand locks, eight processes, restarts: what grows
   cargo xtask simulate [redis|redlock] [--seeds N] [--from S]
                                    locks in simulated time, in as many worlds; a seed decides all of one
@@ -79,8 +79,8 @@ fn chaos(rest: &[&str]) -> Cmd {
 
 /// Runs chaos on a server version of the matrix.
 fn chaos_on(version: &str, before: &[&str], after: &[&str]) -> ExitCode {
-    match matrix::search_path(version) {
-        Ok(path) => exit_code(chaos(before).args(after).hidden_env("PATH", &path).succeeds()),
+    match matrix::variable(version) {
+        Ok((name, value)) => exit_code(chaos(before).args(after).hidden_env(name, &value).succeeds()),
         Err(problem) => usage(&problem),
     }
 }
