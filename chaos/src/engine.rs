@@ -18,7 +18,7 @@ pub enum Engine {
     Etcd,
     /// A directory of this machine.
     File,
-    /// One PostgreSQL server.
+    /// A PostgreSQL server with a synchronous replica.
     Postgres,
 }
 

@@ -73,9 +73,11 @@ pub enum Fault {
     },
     /// The master or leader gets SIGKILL; it is restarted when another server has replaced it.
     KillLeader,
+    /// The primary gets SIGKILL, and its synchronous replica is promoted; a new replica is started.
+    Promote,
     /// Followers get SIGSTOP, and SIGCONT later.
     FreezeFollowers {
-        /// How many: one leaves a majority, two do not.
+        /// How many: one of three leaves a majority, two do not; a synchronous replica is one.
         count: usize,
     },
     /// The file of a lock is removed.
@@ -136,6 +138,7 @@ impl Fault {
             Fault::ClockForward { .. } => "server's clock set forward",
             Fault::ClockBack { .. } => "server's clock set back",
             Fault::KillLeader => "leader killed",
+            Fault::Promote => "primary killed, replica promoted",
             Fault::FreezeFollowers { .. } => "followers frozen",
             Fault::RemoveFile { .. } => "lock file removed",
             Fault::EmptyFile { .. } => "lock file emptied",
