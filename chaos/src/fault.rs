@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use distlock_testkit::netns::{Loss, Side};
 
+use crate::engine::Engine;
+
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -142,6 +144,16 @@ impl Fault {
             Fault::FreezeFollowers { .. } => "followers frozen",
             Fault::RemoveFile { .. } => "lock file removed",
             Fault::EmptyFile { .. } => "lock file emptied",
+        }
+    }
+
+    /// Returns whether a server of `engine` may lose data by the fault, or forget them early.
+    pub(crate) fn loses_data(&self, engine: Engine) -> bool {
+        match self {
+            Fault::Forget { .. } | Fault::Flush { .. } | Fault::ClockForward { .. } => true,
+            // Its replicas are not synchronous.
+            Fault::KillLeader => engine == Engine::Sentinel,
+            _ => false,
         }
     }
 

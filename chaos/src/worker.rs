@@ -8,6 +8,8 @@ use std::time::Duration;
 use distlock::{Clock, LockGuard, Locker, Moment};
 
 use crate::broken::Broken;
+use crate::job::TickJob;
+use crate::job_worker::JobWorker;
 use crate::journal::{Journal, What};
 use crate::log_events::{LogEvents, LogSubscriber};
 use crate::plan::LOCKS;
@@ -97,6 +99,10 @@ async fn work(duty: Duty) -> Result<(), String> {
             None => tokio::spawn(worker.run()),
             Some(beside) => tokio::spawn(worker.keep(beside)),
         });
+    }
+    if locker.capabilities().ticks && matches!(duty.broken, None | Some(Broken::RepeatsTicks)) {
+        let job_worker = |(_, job)| JobWorker::new(job, &duty, &locker, &journal, &attempts);
+        tasks.extend(TickJob::ALL.map(job_worker).map(|worker| tokio::spawn(worker.run())));
     }
     for task in tasks {
         task.await.map_err(|error| error.to_string())?;
