@@ -52,6 +52,12 @@ impl Engine {
         self == Engine::Cluster
     }
 
+    /// Returns whether workers stay in some holds for up to a lease: only a hold that is renewed after a failover shows that
+    /// the promoted server has it.
+    pub(crate) fn has_long_holds(self) -> bool {
+        self == Engine::Postgres
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -65,6 +65,7 @@ pub fn run(order: &Order) -> Outcome {
         finish: finish.clone(),
         broken: order.broken,
         keeps: engine.has_keepers(),
+        lingers: engine.has_long_holds(),
     };
     let position = |worker| Position { duty: duty(worker), namespace: arena.namespace(worker) };
     let positions: Vec<Position> = (0..WORKERS).map(position).collect();

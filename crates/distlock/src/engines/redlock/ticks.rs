@@ -59,7 +59,9 @@ pub(super) async fn write(nodes: &Nodes, claim: &Claim, note: &TickNote) -> Resu
                     StoredNote::Stored => Ok(true),
                     StoredNote::Refused => Ok(false),
                     // No reader will find it there.
-                    StoredNote::Forgotten => Err(Error::unavailable("its clock is ahead: the note is forgotten already")),
+                    StoredNote::Forgotten => {
+                        Err(Error::unavailable("its clock is ahead: the note is forgotten already"))
+                    }
                 }
             }
         })
