@@ -23,11 +23,13 @@ pub enum Broken {
     NeverRenews,
     /// They leave a lock with a very long lease behind.
     Litters,
+    /// Each process runs a tick for itself.
+    RepeatsTicks,
 }
 
 impl Broken {
     /// All defects, by their names on the worker's command line.
-    pub const ALL: [(&'static str, Broken); 9] = [
+    pub const ALL: [(&'static str, Broken); 10] = [
         ("ignores-deadline", Broken::IgnoresDeadline),
         ("skips-lock", Broken::SkipsLock),
         ("repeats-token", Broken::RepeatsToken),
@@ -37,6 +39,7 @@ impl Broken {
         ("hoards", Broken::Hoards),
         ("never-renews", Broken::NeverRenews),
         ("litters", Broken::Litters),
+        ("repeats-ticks", Broken::RepeatsTicks),
     ];
 
     pub(crate) fn name(self) -> &'static str {

@@ -18,7 +18,7 @@ pub enum Engine {
     Etcd,
     /// A directory of this machine.
     File,
-    /// One PostgreSQL server.
+    /// A PostgreSQL server with a synchronous replica.
     Postgres,
 }
 
@@ -50,6 +50,12 @@ impl Engine {
     /// Returns whether each worker also keeps a lock on each server for several leases, which tests the renewals.
     pub(crate) fn has_keepers(self) -> bool {
         self == Engine::Cluster
+    }
+
+    /// Returns whether workers stay in some holds for up to a lease: only a hold that is renewed after a failover shows that
+    /// the promoted server has it.
+    pub(crate) fn has_long_holds(self) -> bool {
+        self == Engine::Postgres
     }
 
     /// Its name.

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use distlock_testkit::netns::{Loss, Side};
 
+use crate::engine::Engine;
+
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -73,9 +75,11 @@ pub enum Fault {
     },
     /// The master or leader gets SIGKILL; it is restarted when another server has replaced it.
     KillLeader,
+    /// The primary gets SIGKILL, and its synchronous replica is promoted; a new replica is started.
+    Promote,
     /// Followers get SIGSTOP, and SIGCONT later.
     FreezeFollowers {
-        /// How many: one leaves a majority, two do not.
+        /// How many: one of three leaves a majority, two do not; a synchronous replica is one.
         count: usize,
     },
     /// The file of a lock is removed.
@@ -136,9 +140,20 @@ impl Fault {
             Fault::ClockForward { .. } => "server's clock set forward",
             Fault::ClockBack { .. } => "server's clock set back",
             Fault::KillLeader => "leader killed",
+            Fault::Promote => "primary killed, replica promoted",
             Fault::FreezeFollowers { .. } => "followers frozen",
             Fault::RemoveFile { .. } => "lock file removed",
             Fault::EmptyFile { .. } => "lock file emptied",
+        }
+    }
+
+    /// Returns whether a server of `engine` may lose data by the fault, or forget them early.
+    pub(crate) fn loses_data(&self, engine: Engine) -> bool {
+        match self {
+            Fault::Forget { .. } | Fault::Flush { .. } | Fault::ClockForward { .. } => true,
+            // Its replicas are not synchronous.
+            Fault::KillLeader => engine == Engine::Sentinel,
+            _ => false,
         }
     }
 

@@ -11,6 +11,8 @@ use std::str::FromStr;
 
 use distlock::Moment;
 
+use crate::job::{JobStep, TickJob};
+
 /// An event that a worker saw, with the number of its attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -42,6 +44,8 @@ pub(crate) enum What {
     Failed { how: String },
     /// The worker was not scheduled since that moment.
     Stalled { since: Moment },
+    /// A step of a request to run a job once per tick.
+    Job { job: TickJob, step: JobStep, tick: String },
 }
 
 impl Display for Entry {
@@ -58,6 +62,7 @@ impl Display for Entry {
             What::Released { how } => write!(f, "released {how}"),
             What::Failed { how } => write!(f, "failed {how}"),
             What::Stalled { since } => write!(f, "stalled {}", since.as_nanos()),
+            What::Job { job, step, tick } => write!(f, "{job} {step} {tick}"),
         }
     }
 }
@@ -85,7 +90,11 @@ impl FromStr for Entry {
             "released" => What::Released { how: rest.to_owned() },
             "failed" => What::Failed { how: rest.to_owned() },
             "stalled" => What::Stalled { since: moment(rest)? },
-            _ => return Err(strange()),
+            job => {
+                let (step, tick) = pair()?;
+                let (job, step) = (job.parse().map_err(|_| strange())?, step.parse().map_err(|_| strange())?);
+                What::Job { job, step, tick: tick.to_owned() }
+            }
         };
         Ok(Entry { at, attempt, what })
     }
@@ -132,6 +141,7 @@ mod tests {
             What::Released { how: "dropped".into() },
             What::Failed { how: "Timeout: held by\nsomebody".into() },
             What::Stalled { since: moment },
+            What::Job { job: TickJob::AtMostOnce, step: JobStep::ToldDone, tick: "period:2000+1000".into() },
         ];
         let directory = distlock_testkit::servers::Directory::new();
         let path = directory.path().join("journal");
@@ -141,6 +151,7 @@ mod tests {
         let read = read(&path);
         assert_eq!(read.len(), all.len());
         assert_eq!(read[2], Entry { at: Moment::from_nanos(9), attempt: 4, what: all[2].clone() });
+        assert_eq!(read[10].what, all[10]);
         assert_eq!(read[8].what, What::Failed { how: "Timeout: held by somebody".into() });
     }
 }

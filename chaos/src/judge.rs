@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use distlock_testkit::history::{History, Hold, Violation};
 
+use crate::job::TickJob;
 use crate::resource::Written;
+use crate::tick_judge::{TickHistory, TickViolation};
 use crate::timeline::Timeline;
 use crate::worker::name;
 use crate::workers::NOT_ENDED;
@@ -32,6 +34,13 @@ pub enum Finding {
         /// The holder, and the events around the loss.
         excerpt: String,
     },
+    /// A rule of ticks is broken.
+    Tick {
+        /// The broken rule.
+        violation: TickViolation,
+        /// The job, its tick, and what the workers did about it.
+        excerpt: String,
+    },
     /// A worker crashed.
     Crashed {
         /// Its output.
@@ -50,6 +59,7 @@ impl fmt::Display for Finding {
             Finding::History { violation, excerpt } => write!(f, "{}:\n{excerpt}", title(violation)),
             Finding::NotServed { excerpt } => write!(f, "not served though nothing was in the way:\n{excerpt}"),
             Finding::LostUnharmed { excerpt } => write!(f, "lost though its own server was well:\n{excerpt}"),
+            Finding::Tick { violation, excerpt } => write!(f, "{violation}:\n{excerpt}"),
             Finding::Crashed { log } => write!(f, "a worker failed: {log}"),
             Finding::LeftBehind { names } => write!(f, "left behind: {names:?}"),
         }
@@ -105,14 +115,27 @@ pub(crate) fn judge_losses(timeline: &Timeline, server_of: &[Option<usize>], ttl
     Some(Finding::LostUnharmed { excerpt: timeline.excerpt(&[turn]) })
 }
 
+/// Judges the history of ticks.
+pub(crate) fn judge_ticks(timeline: &Timeline, ticks: &TickHistory) -> Option<Finding> {
+    let (violation, job, tick) = ticks.check()?;
+    Some(tick_finding(timeline, violation, job, &tick))
+}
+
+fn tick_finding(timeline: &Timeline, violation: TickViolation, job: TickJob, tick: &str) -> Finding {
+    Finding::Tick { violation, excerpt: format!("job {job}, tick {tick}\n{}", timeline.tick_excerpt(job, tick)) }
+}
+
 /// Judges the workers that did not exit normally: those that wait in vain, and those that crashed.
-pub(crate) fn judge_ends(timeline: &Timeline, odd: &BTreeMap<usize, String>) -> Vec<Finding> {
+pub(crate) fn judge_ends(timeline: &Timeline, ticks: &TickHistory, odd: &BTreeMap<usize, String>) -> Vec<Finding> {
     let (mut waiting, mut findings) = (Vec::new(), Vec::new());
     for (life, log) in odd {
         let turns: Vec<usize> = timeline.unserved(*life).collect();
-        if turns.is_empty() || !log.starts_with(NOT_ENDED) {
+        let unsettled = ticks.unsettled(*life);
+        if turns.is_empty() && unsettled.is_none() || !log.starts_with(NOT_ENDED) {
             findings.push(Finding::Crashed { log: log.clone() });
         }
+        let never = |(job, tick): (_, String)| tick_finding(timeline, TickViolation::NeverSettled, job, &tick);
+        findings.extend(unsettled.map(never));
         waiting.extend(turns);
     }
     if !waiting.is_empty() {

@@ -54,6 +54,11 @@ impl Links {
         self.proxies[server][side].pass();
     }
 
+    /// Sends new connections to a server to `address`.
+    pub(crate) fn retarget(&self, server: usize, address: SocketAddr) {
+        self.proxies[server].iter().for_each(|proxy| proxy.retarget(address));
+    }
+
     pub(crate) fn part(&self, how: Loss, from: &[Side]) {
         let network = self.network.as_ref().expect("only where there is one");
         from.iter().for_each(|side| network.lose(*side, how));

@@ -122,6 +122,7 @@ enum Kind {
     ClockForward,
     ClockBack,
     KillLeader,
+    Promote,
     FreezeFollowers,
     HangMaster,
     RemoveFile,
@@ -142,7 +143,8 @@ fn kinds(engine: Engine) -> Vec<Kind> {
         // A clock that jumps forward ends leases early, which a single server does not promise to survive.
         Engine::Redis => &[Freeze, Restart, Forget, Flush, ClockBack],
         Engine::Redlock => &[Freeze, Restart, Forget, Flush, ClockBack, ClockForward],
-        Engine::Postgres => &[Freeze, Restart, ClockBack],
+        // A replica that has not got all commits is not promoted, and a clock that jumps forward ends leases early.
+        Engine::Postgres => &[Freeze, Restart, ClockBack, Promote, Promote, FreezeFollowers],
         // In Debian's version, a leader that is frozen and thawed revokes live leases.
         Engine::Etcd => &[KillLeader, KillLeader, FreezeFollowers, FreezeFollowers],
         // A master that is frozen and thawed serves its clients until it is demoted; clients connect to the servers
@@ -187,7 +189,11 @@ fn step(dice: &mut Dice, engine: Engine, kind: Kind) -> (Fault, Duration) {
             (Fault::ClockBack { server: 0, by }, by + Duration::from_millis(500))
         }
         Kind::KillLeader => (Fault::KillLeader, dice.millis(200..2000)),
-        Kind::FreezeFollowers => (Fault::FreezeFollowers { count: 1 + dice.below(2) }, short_or_long),
+        Kind::Promote => (Fault::Promote, blink),
+        Kind::FreezeFollowers => {
+            let most = if engine == Engine::Postgres { 1 } else { 2 };
+            (Fault::FreezeFollowers { count: 1 + dice.below(most) }, short_or_long)
+        }
         // From a fraction of a lease to two leases, so that waits and renewals both time out.
         Kind::HangMaster => (Fault::HangMaster { server }, dice.millis(ttl / 4..ttl * 2)),
         Kind::RemoveFile => (Fault::RemoveFile { lock: dice.below(LOCKS) }, Duration::ZERO),

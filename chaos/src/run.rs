@@ -14,7 +14,7 @@ use crate::arena::{self, Arena};
 use crate::broken::Broken;
 use crate::engine::Engine;
 use crate::fault::Fault;
-use crate::judge::{Finding, judge, judge_ends, judge_losses};
+use crate::judge::{Finding, judge, judge_ends, judge_losses, judge_ticks};
 use crate::plan::{LOCKS, Plan, Step, WORKERS};
 use crate::pulse;
 use crate::resource::Resource;
@@ -65,6 +65,7 @@ pub fn run(order: &Order) -> Outcome {
         finish: finish.clone(),
         broken: order.broken,
         keeps: engine.has_keepers(),
+        lingers: engine.has_long_holds(),
     };
     let position = |worker| Position { duty: duty(worker), namespace: arena.namespace(worker) };
     let positions: Vec<Position> = (0..WORKERS).map(position).collect();
@@ -84,12 +85,14 @@ pub fn run(order: &Order) -> Outcome {
     let mut findings: Vec<Finding> = judge(&timeline, &writes, engine.is_fair()).into_iter().collect();
     let server_of: Vec<_> = (0..LOCKS).map(|lock| arena.server_of(lock)).collect();
     findings.extend(judge_losses(&timeline, &server_of, engine.ttl()));
-    findings.extend(judge_ends(&timeline, &odd));
+    let ticks = timeline.ticks(engine);
+    findings.extend(judge_ticks(&timeline, &ticks));
+    findings.extend(judge_ends(&timeline, &ticks, &odd));
     findings.extend((!left.is_empty()).then_some(Finding::LeftBehind { names: left }));
     if let Some(keep) = order.keep.as_ref().filter(|_| !findings.is_empty()) {
         keep_journals(directory.path(), keep);
     }
-    let tally = Tally::of(&timeline, &writes, resource.overwritten(), engine.is_fair(), healed);
+    let tally = Tally::of(&timeline, &writes, resource.overwritten(), engine.is_fair(), healed).with_ticks(&ticks);
     Outcome { tally, findings }
 }
 

@@ -9,6 +9,7 @@ use distlock::Moment;
 use crate::journal::What;
 use crate::judge::Finding;
 use crate::resource::Written;
+use crate::tick_judge::TickHistory;
 use crate::timeline::Timeline;
 
 /// The figures and findings of a run.
@@ -41,6 +42,10 @@ pub struct Tally {
     pub overwritten: u64,
     /// Undisturbed waits, whose order was judged.
     pub in_order: usize,
+    /// Ticks that a worker knew to be done.
+    pub ticks_done: usize,
+    /// Runs of ticks that were started.
+    pub runs: usize,
     /// The longest wait after all faults had ended.
     pub served_within: Duration,
 }
@@ -80,6 +85,12 @@ impl Tally {
     }
 }
 
+impl Tally {
+    pub(crate) fn with_ticks(self, ticks: &TickHistory) -> Tally {
+        Tally { ticks_done: ticks.done(), runs: ticks.runs(), ..self }
+    }
+}
+
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: &dyn fmt::Display| writeln!(f, "  {name:<60} {value:>7}");
@@ -99,6 +110,10 @@ impl fmt::Display for Tally {
         row("stale writes that hit the resource without fence", &self.overwritten)?;
         if self.in_order > 0 {
             row("undisturbed waits, judged for their order", &self.in_order)?;
+        }
+        if self.runs > 0 {
+            row("ticks done", &self.ticks_done)?;
+            row("runs of ticks started", &self.runs)?;
         }
         row("longest wait after the last fault, ms", &self.served_within.as_millis())
     }

@@ -1,13 +1,16 @@
 //! The events of a run, merged from the journals of all workers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use distlock::{Mode, Moment};
 use distlock_testkit::history::Hold;
 
+use crate::engine::Engine;
 use crate::fault::Fault;
+use crate::job::TickJob;
 use crate::journal::{self, Entry, What};
+use crate::tick_judge::{JobEvent, TickHistory};
 use crate::worker::name;
 use crate::workers::Life;
 
@@ -69,6 +72,8 @@ pub(crate) struct Grant {
 pub(crate) struct Timeline {
     pub(crate) turns: Vec<Turn>,
     pub(crate) injected: Vec<Injected>,
+    /// The steps of jobs, in the order of each process.
+    jobs: Vec<JobEvent>,
     lives: Vec<Life>,
     /// When each process was stalled, by its index.
     stalls: BTreeMap<usize, Vec<(Moment, Moment)>>,
@@ -89,6 +94,10 @@ impl Timeline {
         let mut turns: HashMap<u64, usize> = HashMap::new();
         for entry in entries {
             match entry.what {
+                What::Job { job, step, tick } => {
+                    let (at, attempt) = (entry.at, entry.attempt);
+                    self.jobs.push(JobEvent { at, process: life, attempt, job, step, tick });
+                }
                 What::Stalled { since } => self.stalls.entry(life).or_default().push((since, entry.at)),
                 What::Asks { lock } => {
                     turns.insert(entry.attempt, self.turns.len());
@@ -180,6 +189,31 @@ impl Timeline {
         turns.filter(move |(_, turn)| turn.life == life && turn.granted.is_none() && !turn.failed).map(|(at, _)| at)
     }
 
+    /// Returns the history of ticks on `engine`.
+    pub(crate) fn ticks(&self, engine: Engine) -> TickHistory {
+        let losses = self.injected.iter().filter(|one| one.fault.loses_data(engine));
+        TickHistory::new(&self.jobs, losses.map(|one| (one.from, one.to)).collect())
+    }
+
+    /// Returns the steps of the requests for a tick and the concurrent faults, in order of time.
+    pub(crate) fn tick_excerpt(&self, job: TickJob, tick: &str) -> String {
+        let is_of_tick = |event: &&JobEvent| event.job == job && event.tick == tick;
+        let requests: BTreeSet<_> =
+            self.jobs.iter().filter(is_of_tick).map(|event| (event.process, event.attempt)).collect();
+        let events = self.jobs.iter().filter(|event| requests.contains(&(event.process, event.attempt)));
+        let text = |event: &JobEvent| {
+            let worker = self.lives[event.process].worker;
+            format!("worker {worker} (process {}) request {}: {}", event.process, event.attempt, event.step)
+        };
+        let mut lines: Vec<(Moment, String)> = events.map(|event| (event.at, text(event))).collect();
+        let processes: BTreeSet<usize> = requests.iter().map(|(process, _)| *process).collect();
+        let killed = |process: &usize| Some((self.lives[*process].killed?, format!("process {process} killed")));
+        let times = || lines.iter().map(|(at, _)| *at);
+        let (first, last) = (times().min().unwrap_or(Moment::NEVER), times().max().unwrap_or(Moment::NEVER));
+        lines.extend(processes.iter().filter_map(killed).filter(|(at, _)| *at <= last));
+        self.render(lines, first, last)
+    }
+
     /// Returns the entries of some turns and the concurrent faults, in order of time.
     pub(crate) fn excerpt(&self, turns: &[usize]) -> String {
         let turns: Vec<&Turn> = turns.iter().filter_map(|number| self.turns.get(*number)).collect();
@@ -192,6 +226,11 @@ impl Timeline {
         let times = || turns.iter().flat_map(|turn| &turn.entries).map(|entry| entry.at);
         let (first, last) = (times().min().unwrap_or(Moment::NEVER), times().max().unwrap_or(Moment::NEVER));
         lines.retain(|(at, _)| *at <= last);
+        self.render(lines, first, last)
+    }
+
+    /// Returns the lines together with the faults between `first` and `last`, in order of time.
+    fn render(&self, mut lines: Vec<(Moment, String)>, first: Moment, last: Moment) -> String {
         for one in self.injected.iter().filter(|one| one.from <= last && one.to >= first) {
             lines.push((one.from, format!("begins: {}", one.fault)));
             lines.push((one.to, format!("is over: {}", one.fault)));

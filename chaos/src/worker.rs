@@ -8,6 +8,8 @@ use std::time::Duration;
 use distlock::{Clock, LockGuard, Locker, Moment};
 
 use crate::broken::Broken;
+use crate::job::TickJob;
+use crate::job_worker::JobWorker;
 use crate::journal::{Journal, What};
 use crate::log_events::{LogEvents, LogSubscriber};
 use crate::plan::LOCKS;
@@ -33,6 +35,8 @@ pub(crate) struct Duty {
     pub(crate) broken: Option<Broken>,
     /// The worker keeps a lock of its own beside each of the others, on the same server, for several leases.
     pub(crate) keeps: bool,
+    /// The worker stays in some holds for up to a lease.
+    pub(crate) lingers: bool,
 }
 
 impl Duty {
@@ -42,13 +46,14 @@ impl Duty {
         let broken = self.broken.map_or("", Broken::name);
         let numbers = [self.ttl.as_millis().to_string(), self.seed.to_string()];
         let [ttl, seed] = numbers;
-        let keeps = if self.keeps { "keeps" } else { "" };
+        let habits = [("keeps", self.keeps), ("lingers", self.lingers)];
+        let habits = habits.map(|(name, has)| if has { name.to_owned() } else { String::new() });
         let paths = [&self.journal, &self.socket, &self.finish].map(path);
-        [self.url.clone(), ttl, seed].into_iter().chain(paths).chain([broken.into(), keeps.into()]).collect()
+        [self.url.clone(), ttl, seed].into_iter().chain(paths).chain([broken.into()]).chain(habits).collect()
     }
 
     pub(crate) fn parse(words: &[String]) -> Result<Duty, String> {
-        let [url, ttl, seed, journal, socket, finish, broken, keeps] = words else {
+        let [url, ttl, seed, journal, socket, finish, broken, keeps, lingers] = words else {
             return Err("a worker is started by the runner".into());
         };
         let number = |text: &String| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
@@ -61,6 +66,7 @@ impl Duty {
             finish: finish.into(),
             broken: Some(broken).filter(|text| !text.is_empty()).map(|text| text.parse()).transpose()?,
             keeps: keeps == "keeps",
+            lingers: lingers == "lingers",
         })
     }
 }
@@ -97,6 +103,10 @@ async fn work(duty: Duty) -> Result<(), String> {
             None => tokio::spawn(worker.run()),
             Some(beside) => tokio::spawn(worker.keep(beside)),
         });
+    }
+    if locker.capabilities().ticks && matches!(duty.broken, None | Some(Broken::RepeatsTicks)) {
+        let job_worker = |(_, job)| JobWorker::new(job, &duty, &locker, &journal, &attempts);
+        tasks.extend(TickJob::ALL.map(job_worker).map(|worker| tokio::spawn(worker.run())));
     }
     for task in tasks {
         task.await.map_err(|error| error.to_string())?;
@@ -242,7 +252,8 @@ impl Worker {
         if matches!(self.duty.broken, Some(Broken::IgnoresDeadline | Broken::NeverRenews)) {
             tokio::time::sleep(self.duty.ttl * 3 / 2).await;
         }
-        for _ in 0..=self.dice.below(3) {
+        let checks = if self.duty.lingers && self.dice.percent(20) { self.duty.ttl.as_millis() / 12 } else { 3 };
+        for _ in 0..=self.dice.below(usize::try_from(checks).unwrap_or(3)) {
             let work = self.dice.millis(1..25);
             tokio::time::sleep(work).await;
             if guard.is_lost() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use distlock_chaos::{Broken, Engine, Finding, Order, Outcome, describe, run};
+use distlock_chaos::{Broken, Engine, Finding, Order, Outcome, TickViolation, describe, run};
 use distlock_testkit::history::Violation;
 
 fn order(engine: Engine, seconds: u64) -> Order {
@@ -25,6 +25,8 @@ fn expect_clean(engine: Engine, seconds: u64) {
     assert!(outcome.findings.is_empty(), "{}", describe(&order, &outcome));
     assert!(outcome.tally.granted > 10, "{}", describe(&order, &outcome));
     assert!(outcome.tally.faults.values().sum::<usize>() > 5, "{}", describe(&order, &outcome));
+    // PostgreSQL has no ticks.
+    assert!(outcome.tally.ticks_done > 0 || engine == Engine::Postgres, "{}", describe(&order, &outcome));
 }
 
 #[test]
@@ -130,8 +132,21 @@ fn locks_lost_on_a_healthy_master_are_detected() {
 
 #[test]
 fn leftover_state_is_detected() {
-    let order = Order { serve_limit: Duration::from_secs(3), ..order(Engine::Redis, 1) };
+    // Until the last worker has ended, its locks are left, too.
+    let order = Order { serve_limit: Duration::from_secs(15), ..order(Engine::Redis, 1) };
     let findings = run(&Order { broken: Some(Broken::Litters), ..order }).findings;
     let is_it = |finding: &Finding| matches!(finding, Finding::LeftBehind { names } if names == &["litter"]);
+    assert!(findings.iter().any(is_it), "{findings:?}");
+}
+
+#[test]
+fn ticks_that_every_process_runs_are_detected() {
+    let findings = outcome_of(Broken::RepeatsTicks, Engine::File, 3).findings;
+    let is_it = |finding: &Finding| match finding {
+        Finding::Tick { violation, excerpt } => {
+            matches!(violation, TickViolation::TwoSuccesses | TickViolation::RanAfterDone) && excerpt.contains("runs")
+        }
+        _ => false,
+    };
     assert!(findings.iter().any(is_it), "{findings:?}");
 }

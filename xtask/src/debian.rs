@@ -105,12 +105,31 @@ fn archive_in(text: &str) -> Option<String> {
 pub(crate) fn wrap(root: &Path, program: &str, args: &[&str], server: &Path) -> io::Result<()> {
     let real = ["usr/bin", "usr/sbin"].map(|directory| root.join(directory).join(program));
     let real = real.iter().find(|path| path.exists()).ok_or_else(|| failed(format!("no {program} in its package")))?;
+    let name = server.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    write_script(root, real, &name, args, server)
+}
+
+/// Replaces all programs in `folder` of `root` by scripts that run them with the libraries of `root`. A program is told the
+/// path of its script: it finds its other files, and programs that it starts, from there.
+pub(crate) fn wrap_folder(root: &Path, folder: &str) -> io::Result<()> {
+    let scripts = root.join(folder);
+    let programs = scripts.with_extension("programs");
+    fs::rename(&scripts, &programs)?;
+    for program in fs::read_dir(&programs)? {
+        let program = program?;
+        let script = scripts.join(program.file_name());
+        write_script(root, &program.path(), &script.to_string_lossy(), &[], &script)?;
+    }
+    Ok(())
+}
+
+/// Writes a script that runs the program `real` under the name `name`.
+fn write_script(root: &Path, real: &Path, name: &str, args: &[&str], server: &Path) -> io::Result<()> {
     let loader = root.join(LOADER);
     if !loader.exists() {
-        return Err(failed(format!("no loader for {program}: only amd64 is known")));
+        return Err(failed(format!("no loader for {}: only amd64 is known", real.display())));
     }
     let libraries = LIBRARIES.map(|directory| root.join(directory).to_string_lossy().into_owned()).join(":");
-    let name = server.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let (loader, real) = (loader.display(), real.display());
     let args: String = args.iter().map(|arg| format!(" '{arg}'")).collect();
     let script =
@@ -167,6 +186,13 @@ mod tests {
             shown.contains("--argv0 redis-server") && shown.ends_with("usr/bin/real --first --port 1\n"),
             "{shown}"
         );
+        fs::create_dir_all(root.join("usr/lib/server/bin")).unwrap();
+        fs::write(root.join("usr/lib/server/bin/first"), "").unwrap();
+        wrap_folder(&root, "usr/lib/server/bin").unwrap();
+        let script = root.join("usr/lib/server/bin/first");
+        let shown = Cmd::new(&script.to_string_lossy()).args(&["--port", "1"]).read().unwrap();
+        assert!(shown.contains(&format!("--argv0 {} ", script.display())), "{shown}");
+        assert!(shown.ends_with("usr/lib/server/bin.programs/first --port 1\n"), "{shown}");
         fs::remove_dir_all(&root).unwrap();
     }
 }

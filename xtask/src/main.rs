@@ -47,8 +47,8 @@ The project's own commands.
   cargo xtask book                 the pages as a book in target/book/html, by mdBook
   cargo xtask record               the terminal recording of README.md, from the program's real output
   cargo xtask chaos ENGINE [--seconds N] [--seed S] [--server VERSION]
-                                   locks on real servers (redis, sentinel, redlock, cluster, etcd, file) while all around
-                                   them fails; on a server version of the matrix if one is named
+                                   locks on real servers (redis, sentinel, redlock, cluster, etcd, file, postgres) while
+                                   all around them fails; on a server version of the matrix if one is named
   cargo xtask models               every protocol model, explored to the end
   cargo xtask soak [--seconds N]   a thousand locks, eight processes, restarts: what grows
   cargo xtask simulate [redis|redlock] [--seeds N] [--from S]
@@ -117,8 +117,8 @@ fn chaos(rest: &[&str]) -> Cmd {
 
 /// Runs chaos on a server version of the matrix.
 fn chaos_on(version: &str, before: &[&str], after: &[&str]) -> ExitCode {
-    match matrix::search_path(version) {
-        Ok(path) => exit_code(chaos(before).args(after).hidden_env("PATH", &path).succeeds()),
+    match matrix::variable(version) {
+        Ok((name, value)) => exit_code(chaos(before).args(after).hidden_env(name, &value).succeeds()),
         Err(problem) => usage(&problem),
     }
 }

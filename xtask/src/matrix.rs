@@ -7,7 +7,6 @@ mod archive;
 mod page;
 mod version;
 
-use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::cmd::Cmd;
@@ -72,19 +71,15 @@ pub(crate) fn short() -> Tally {
     total
 }
 
-/// Returns the search path under which the version `name` is the server that tests and programs start.
+/// Returns the variable, and its value, with which the version `name` is the server that tests and programs start.
 ///
 /// # Errors
 /// Says why there is none.
-pub(crate) fn search_path(name: &str) -> Result<String, String> {
+pub(crate) fn variable(name: &str) -> Result<(&'static str, String), String> {
     let found = VERSIONS.iter().find(|version| version.name == name);
     let version = found.ok_or_else(|| format!("no version is called {name}; the versions are {}", names()))?;
     let programs = archive::provide(version).ok_or_else(|| format!("the package of {name} cannot be had"))?;
-    Ok(path_with(&programs))
-}
-
-fn path_with(programs: &Path) -> String {
-    format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default())
+    Ok(version.product.variable(&programs))
 }
 
 fn names() -> String {
@@ -96,13 +91,13 @@ fn names() -> String {
 fn try_version(version: &Version, extent: Extent) -> Option<(String, Tally)> {
     let programs = archive::provide(version)?;
     let shown = version.product.ask_version(&programs)?;
-    Some((shown, tests(version.filter(extent), &programs)))
+    Some((shown, tests(version.filter(extent), version.product.variable(&programs))))
 }
 
-fn tests(filter: &str, programs: &Path) -> Tally {
+fn tests(filter: &str, (variable, value): (&str, String)) -> Tally {
     // Of the whole workspace, as `cargo xtask test` builds it: with other features the library would be compiled again.
     let cmd = Cmd::cargo(&["nextest", "run", "--workspace", "--all-features", "--no-fail-fast", "-E", filter])
-        .hidden_env("PATH", &path_with(programs));
+        .hidden_env(variable, &value);
     let mut tally = Tally::default();
     let good = cmd.stream(|line| tally += counts::of_nextest(line).unwrap_or_default());
     // The tests that the filter leaves out are not skipped: they are no part of this run.

@@ -75,6 +75,6 @@ impl Arena for Cluster {
             node.command(&["KEYS", "*"]).array().iter().map(ToString::to_string).collect()
         };
         let all = self.masters.nodes().iter().flat_map(keys);
-        all.filter(|key| !key.ends_with(":f") && !key.ends_with(":g")).collect()
+        all.filter(|key| ![":f", ":g", ":t"].iter().any(|suffix| key.ends_with(suffix))).collect()
     }
 }

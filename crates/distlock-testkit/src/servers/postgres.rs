@@ -15,12 +15,10 @@ use super::directory::Directory;
 use super::polling::{TEST_LIMIT, eventually, poll_until};
 use super::port::Port;
 use super::postgres_options::PostgresOptions;
+use super::postgres_programs::{find, major_version};
 use super::process::Process;
-use super::program::{find_program, find_program_in};
-
-/// Where Debian has the server's programs, which are not on the path.
-const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
-const PACKAGE: &str = "postgresql-15";
+use super::program::find_program;
+use super::shared_memory::remove_orphans;
 
 /// The user that the server runs as where the tests are root: it refuses to be root.
 const SERVER_USER: &str = "postgres";
@@ -55,6 +53,7 @@ impl PostgresServer {
 
     #[track_caller]
     pub(super) fn launch(options: &PostgresOptions) -> PostgresServer {
+        remove_orphans();
         for _ in 0..ATTEMPTS {
             let (directory, port) = (Directory::new(), Port::free());
             make_data(options, directory.path());
@@ -173,7 +172,7 @@ impl PostgresServer {
 
     /// Returns the command of a `psql` on this server.
     pub fn psql(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(find_program_in(PROGRAMS, "psql", PACKAGE));
+        let mut command = Command::new(find("psql"));
         command.args(["-v", "ON_ERROR_STOP=1", "-h"]).arg(self.socket_directory());
         command.args(["-p", &self.port().to_string(), "-U", "postgres", "-d", "postgres"]).args(arguments);
         command.stdin(Stdio::null());
@@ -267,12 +266,12 @@ fn make_data(options: &PostgresOptions, directory: &Path) {
     let data = directory.join("data");
     match options.primary {
         None => {
-            let template = built("postgres-15-small", "data", initialise);
+            let template = built(&format!("postgres-{}-small", major_version()), "data", initialise);
             let copied = run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(&template).arg(&data));
             copied.expect("the template is copied");
         }
         Some(primary) => {
-            let backup = find_program_in(PROGRAMS, "pg_basebackup", PACKAGE);
+            let backup = find("pg_basebackup");
             let from = format!("host={} port={} user=postgres", primary.ip(), primary.port());
             let copied =
                 run(Command::new(backup).args(["-d", &from, "-R", "-X", "stream", "-c", "fast", "-D"]).arg(&data));
@@ -304,13 +303,13 @@ fn initialise(target: &Path) {
     let open = fs::Permissions::from_mode(0o755);
     fs::set_permissions(place.path(), open).expect("a directory that others may enter");
     let data = place.path().join("data");
-    let (program, words) = as_server_user(&find_program_in(PROGRAMS, "initdb", PACKAGE));
+    let (program, words) = as_server_user(&find("initdb"));
     let mut initdb = Command::new(program);
     initdb.args(words).args(["--no-sync", "--wal-segsize=1", "--auth=trust", "--encoding=UTF8", "--locale=C"]);
     initdb.args(["--username=postgres", "-D"]).arg(&data).current_dir(place.path());
     run(&mut initdb).expect("initdb");
     // Two thirds of it are databases to make others from.
-    let (program, words) = as_server_user(&find_program_in(PROGRAMS, "postgres", PACKAGE));
+    let (program, words) = as_server_user(&find("postgres"));
     let mut single = Command::new(program);
     single.args(words).args(["--single", "-c", "fsync=off", "-D"]).arg(&data).arg("postgres").current_dir(place.path());
     let drop_templates =
@@ -323,7 +322,7 @@ fn initialise(target: &Path) {
 }
 
 fn spawn(options: &PostgresOptions, directory: &Directory, port: &Port) -> Process {
-    let (program, words) = as_server_user(&find_program_in(PROGRAMS, "postgres", PACKAGE));
+    let (program, words) = as_server_user(&find("postgres"));
     let path = directory.path();
     let mut settings = vec![
         format!("port={}", port.number()),

@@ -18,8 +18,8 @@ pub fn find_program(program: &str, package: &str) -> PathBuf {
 
 /// Returns the path of `program` in `directory`, where a package has what it does not put on the path.
 #[track_caller]
-pub(super) fn find_program_in(directory: &str, program: &str, package: &str) -> PathBuf {
-    let path = Path::new(directory).join(program);
+pub(super) fn find_program_in(directory: &Path, program: &str, package: &str) -> PathBuf {
+    let path = directory.join(program);
     if is_executable(&path) { path } else { find_program(program, package) }
 }
 

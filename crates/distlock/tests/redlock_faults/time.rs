@@ -5,7 +5,7 @@ use std::time::Duration;
 use distlock::backend::redis::Redis;
 use distlock::backend::redlock::Redlock;
 use distlock::backend::{Attachment, Backend, Claim, Claimed};
-use distlock::{Clock, HoldState, Key, LockGuard, Locker, LossReason, OwnerId, Process, Record};
+use distlock::{Clock, HoldState, Key, LockGuard, Locker, LossReason, OnceOutcome, OwnerId, Process, Record};
 use distlock_testkit::clock_shim::{ClockShim, ShiftedClock};
 use distlock_testkit::proxy::{Door, Proxy};
 use distlock_testkit::servers::RedisServer;
@@ -89,6 +89,39 @@ async fn f48_backward_clock_jumps_on_a_minority_do_not_matter() {
         // By those clocks no lease ends for a long time.
         bench.expect_nothing_left(&bench.all()).await;
     }
+}
+
+/// Requests a run of the tick "1", and marks it as done; returns whether that succeeded within `limit`.
+async fn succeeds(locker: &Locker, limit: Duration) -> bool {
+    let day = Duration::from_secs(24 * 60 * 60);
+    let request = locker.once("job").tick("1").keep(day).ttl(TTL).wait(limit);
+    let done = timeout(limit, async {
+        match request.await {
+            Ok(OnceOutcome::Run(run)) => run.done().await.is_ok(),
+            _ => false,
+        }
+    });
+    done.await.unwrap_or(false)
+}
+
+#[tokio::test]
+async fn f48_a_note_of_a_tick_on_a_node_with_a_fast_clock_does_not_count() {
+    let (bench, shim) = with_clocks(5, 1);
+    // Before any client knows the node: by its clock, notes of today are to be forgotten.
+    shim.forward(ShiftedClock::Wall, Duration::from_secs(7 * 24 * 60 * 60));
+    let locker = bench.behind(&bench.all()).await;
+    let mut successes = 0;
+    // Three nodes each time, of which only the fast one is in both majorities.
+    for (away, back) in [([0, 1], [2, 3]), ([2, 3], [0, 1])] {
+        bench.each(&back, Proxy::pass);
+        bench.each(&away, |proxy| proxy.door(Door::Refuse));
+        bench.each(&away, Proxy::cut);
+        successes += usize::from(succeeds(&locker, TTL * 2).await);
+    }
+    assert!(successes <= 1, "two runs of a tick succeeded");
+    bench.each(&bench.all(), Proxy::pass);
+    successes += usize::from(succeeds(&locker, TEST_LIMIT).await);
+    assert_eq!(successes, 1, "the other nodes are enough");
 }
 
 /// Returns nodes, the last of which have clocks that can be shifted, and a holder of `a` with the votes of all nodes

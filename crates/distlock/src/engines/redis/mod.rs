@@ -19,7 +19,7 @@ mod protocol;
 mod release;
 mod renew;
 mod state;
-mod ticks;
+pub(in crate::engines) mod ticks;
 mod wait;
 mod wire;
 

@@ -16,6 +16,16 @@ use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 use crate::types::tick::{MAX_TICKS, Tick, TickNote, check_count};
 
+/// What a server did with a note.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engines) enum StoredNote {
+    Stored,
+    /// Stored, but forgotten already by the server's clock.
+    Forgotten,
+    /// Not stored: the attempt does not hold the lock there, or the tick is done.
+    Refused,
+}
+
 impl Client {
     /// Returns the notes of a lock, or that of one tick.
     pub(super) async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
@@ -30,7 +40,8 @@ impl Client {
     pub(super) async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
         let names = &self.names(&claim.key)?;
         let write = |server: Arc<ServerConnections>, connection: Arc<Connection>| async move {
-            let stored = connection.note_tick(&self.options.prefix, claim, note).await?;
+            // If the note is forgotten already, so is the tick: the clock that says so is the only one.
+            let stored = connection.note_tick(&self.options.prefix, claim, note).await? != StoredNote::Refused;
             if let (true, Some(replicas)) = (stored, &server.replicas) {
                 // The master has it, so it may count or not.
                 let confirmed = replicas.confirm(names, claim).await;
@@ -79,8 +90,13 @@ impl Connection {
         Ok((found, length))
     }
 
-    /// Writes a note on this server, if the attempt holds the lock here. Returns whether it is stored.
-    pub(in crate::engines) async fn note_tick(&self, prefix: &str, claim: &Claim, note: &TickNote) -> Result<bool> {
+    /// Writes a note on this server, if the attempt holds the lock here.
+    pub(in crate::engines) async fn note_tick(
+        &self,
+        prefix: &str,
+        claim: &Claim,
+        note: &TickNote,
+    ) -> Result<StoredNote> {
         let (names, line) = (Names::new(prefix, &claim.key)?, note.to_line()?);
         let state = if note.is_done() { "d" } else { "s" };
         let fill = |command: &mut redis::Cmd, nonce| {
@@ -89,9 +105,10 @@ impl Connection {
         };
         let mut reply = self.run(&TICK_WRITE, fill).await?;
         match reply.int()? {
-            1 => Ok(true),
-            0 => Ok(false),
-            2 => check_count(MAX_TICKS).map(|()| false),
+            1 => Ok(StoredNote::Stored),
+            0 => Ok(StoredNote::Refused),
+            2 => check_count(MAX_TICKS).map(|()| StoredNote::Refused),
+            4 => Ok(StoredNote::Forgotten),
             3 => {
                 let (kind, key) = (reply.word()?, names.ticks());
                 Err(Error::new(ErrorKind::Foreign, format!("redis: {key:?} holds a {kind} that is not ours")))

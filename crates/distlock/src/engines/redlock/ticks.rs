@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::contract::{Claim, LockTicks, TickNotes};
 use crate::engines::redis::node::Lane;
+use crate::engines::redis::ticks::StoredNote;
 use crate::engines::redlock::error::{by_node, no_reply};
 use crate::engines::redlock::inspect::{INSPECT_WAIT, call_all, majority};
 use crate::engines::redlock::wire::nodes::{LATE_REPLY_WAIT, NodeState, Nodes};
@@ -53,7 +54,16 @@ pub(super) async fn write(nodes: &Nodes, claim: &Claim, note: &TickNote) -> Resu
     nodes
         .call_all(|state| {
             let (prefix, claim, note) = (nodes.options.prefix.clone(), claim.clone(), note.clone());
-            async move { state.connection(Lane::Main)?.note_tick(&prefix, &claim, &note).await }
+            async move {
+                match state.connection(Lane::Main)?.note_tick(&prefix, &claim, &note).await? {
+                    StoredNote::Stored => Ok(true),
+                    StoredNote::Refused => Ok(false),
+                    // No reader will find it there.
+                    StoredNote::Forgotten => {
+                        Err(Error::unavailable("its clock is ahead: the note is forgotten already"))
+                    }
+                }
+            }
         })
         .collect(INSPECT_WAIT, LATE_REPLY_WAIT, |at, reply| {
             replies[at] = reply;

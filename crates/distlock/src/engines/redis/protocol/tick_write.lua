@@ -1,4 +1,4 @@
--- KEYS: lock, ticks; ARGV: nonce, attempt, tick, forget_ms, 'd' (done) or 's' (started), note, most notes; reply: nonce, 1 (stored), 0 (not ours) or 2 (too many notes), or 3 and the type when the key is not ours
+-- KEYS: lock, ticks; ARGV: nonce, attempt, tick, forget_ms, 'd' (done) or 's' (started), note, most notes; reply: nonce, 1 (stored), 0 (not ours), 2 (too many notes) or 4 (stored, but forgotten already by this server's clock), or 3 and the type when the key is not ours
 -- The ticks are a hash: tick -> 'FORGET_MS d|s NOTE'. It expires with the note that is forgotten last.
 local kind = redis.call('TYPE', KEYS[2]).ok
 if kind ~= 'none' and kind ~= 'hash' then
@@ -7,13 +7,14 @@ end
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local all = redis.call('HGETALL', KEYS[2])
+local is_stored = tonumber(ARGV[4]) > now_ms and 1 or 4
 local note = ARGV[4] .. ' ' .. ARGV[5] .. ' ' .. ARGV[6]
 local stored, live, last, forgotten = nil, 0, tonumber(ARGV[4]), {}
 for i = 1, #all, 2 do
   local forget_ms = tonumber(string.match(all[i + 1], '^(%d+) ') or 0)
   if all[i] == ARGV[3] then
     if all[i + 1] == note then
-      return { ARGV[1], 1 }
+      return { ARGV[1], is_stored }
     end
     stored = forget_ms > now_ms and all[i + 1] or nil
   elseif forget_ms > now_ms then
@@ -38,4 +39,4 @@ for _, tick in ipairs(forgotten) do
   redis.call('HDEL', KEYS[2], tick)
 end
 redis.call('PEXPIRE', KEYS[2], string.format('%.0f', math.max(1, last - now_ms)))
-return { ARGV[1], 1 }
+return { ARGV[1], is_stored }
