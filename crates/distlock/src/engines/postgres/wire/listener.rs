@@ -9,9 +9,9 @@ use tokio::task::JoinHandle;
 
 use crate::engines::postgres::protocol::requests::column;
 use crate::engines::postgres::state::server_clock::ServerClock;
-use crate::engines::postgres::state::waiting::Waiting;
 use crate::engines::postgres::wire::connection::{Connection, Notified};
 use crate::engines::postgres::wire::options::Options;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::error::Result;
 use crate::types::sync::Mutex;
 use crate::types::token::AttemptId;
@@ -160,7 +160,7 @@ impl Shared {
             tokio::select! {
                 message = messages.recv() => match message {
                     Some(Notified { channel: at, text }) if *at == *channel => {
-                        self.waiting.hear(&text, self.clock.now());
+                        self.waiting.hear(text.as_bytes(), self.clock.now());
                     }
                     Some(_) => {}
                     None => return true,
