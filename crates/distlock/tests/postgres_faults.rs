@@ -19,5 +19,9 @@ mod processes;
 mod replicas;
 #[path = "postgres_faults/server.rs"]
 mod server;
+#[path = "postgres_faults/ticks.rs"]
+mod ticks;
+#[path = "postgres_faults/upgrade.rs"]
+mod upgrade;
 
 distlock_testkit::child!();

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use distlock_testkit::servers::{EtcdServer, RedisServer, RedlockNodes};
+use distlock_testkit::servers::{EtcdServer, PostgresServer, RedisServer, RedlockNodes};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -144,6 +144,15 @@ fn twenty_processes_run_a_tick_once_on_redlock() {
 fn twenty_processes_run_a_tick_once_on_etcd() {
     let server = EtcdServer::start();
     check_crowd(&Machine::with_server(server.url()));
+}
+
+#[test]
+fn twenty_processes_run_a_tick_once_on_postgresql() {
+    // Each process has two connections, and one more while it waits.
+    let server = PostgresServer::options().set("max_connections=100").start();
+    let machine = Machine::with_server(server.url());
+    assert_eq!(machine.code(&["setup"]), 0);
+    check_crowd(&machine);
 }
 
 /// Of twenty processes per tick, the wrapper of the first run is killed, and one other run succeeds; where one run is allowed,

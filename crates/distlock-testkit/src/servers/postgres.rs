@@ -107,11 +107,7 @@ impl PostgresServer {
 
     /// Kills the server with all its processes (SIGKILL), as a crash of the machine would.
     pub fn crash(&mut self) {
-        let children = self.children();
-        self.process.kill9();
-        for child in &children {
-            let _ = kill_process(*child, Signal::KILL);
-        }
+        let children = self.kill_all();
         let is_gone = |child: &Pid| !Path::new(&format!("/proc/{}", child.as_raw_nonzero())).exists();
         eventually("the server's processes to end", || children.iter().all(is_gone).then_some(()));
     }
@@ -183,6 +179,21 @@ impl PostgresServer {
         self.directory.path().join("data")
     }
 
+    /// Kills all processes and returns those that the first one had started. Frees the segment of shared memory that the server would
+    /// leave behind: a machine has room for a few thousand.
+    fn kill_all(&mut self) -> Vec<Pid> {
+        let (children, status) = (self.children(), fs::read_to_string(self.data().join("postmaster.pid")));
+        self.process.kill9();
+        for child in &children {
+            let _ = kill_process(*child, Signal::KILL);
+        }
+        // `key id`
+        if let Some(id) = status.unwrap_or_default().lines().nth(6).and_then(|line| line.split_whitespace().nth(1)) {
+            let _ = Command::new("ipcrm").args(["-m", id]).stderr(Stdio::null()).status();
+        }
+        children
+    }
+
     fn children(&self) -> Vec<Pid> {
         let pid = self.process.pid();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
@@ -206,11 +217,7 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        let children = self.children();
-        self.process.kill9();
-        for child in children {
-            let _ = kill_process(child, Signal::KILL);
-        }
+        self.kill_all();
     }
 }
 

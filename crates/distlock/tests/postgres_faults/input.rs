@@ -3,7 +3,7 @@
 use distlock::{Config, ErrorKind, Locker};
 use distlock_testkit::servers::{Certs, PostgresServer};
 
-use crate::bench::{Bench, TEST_LIMIT, set_up};
+use crate::bench::{Bench, set_up};
 
 #[tokio::test]
 async fn a_database_without_the_schema_names_the_fix_before_anything_is_locked() {
@@ -25,32 +25,6 @@ async fn a_database_without_the_schema_names_the_fix_before_anything_is_locked()
     }
     assert!(distlock::set_up(&config).await.expect("brought up to date"));
     Locker::connect(&server.url()).await.expect("ready again");
-}
-
-#[tokio::test]
-async fn a_schema_of_version_1_is_brought_up_to_date_under_a_hold() {
-    let bench = Bench::start().await;
-    let locker = bench.direct().await;
-    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
-    // What version 1 had and had not.
-    bench.server.sql(
-        "DROP VIEW distlock.lean_claim, distlock.lean_release; DROP FUNCTION distlock._day; \
-         CREATE FUNCTION distlock.claim_one(text, bigint, text, text, text, bigint, bigint, bigint, text) RETURNS text \
-         LANGUAGE sql AS 'SELECT $1'; \
-         CREATE FUNCTION distlock.release_one(text, text, text) RETURNS text LANGUAGE sql AS 'SELECT $1'; \
-         CREATE OR REPLACE FUNCTION distlock._us(t timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS 'SELECT 1::bigint'; \
-         CREATE OR REPLACE FUNCTION distlock.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1'",
-    );
-    let error = Locker::connect(&bench.server.url()).await.expect_err("an old schema");
-    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("distlock setup"), "{error}");
-    set_up(&bench.server).await;
-    set_up(&bench.server).await;
-    let other = Locker::connect(&bench.server.url()).await.expect("up to date");
-    assert!(other.try_lock("a").await.expect("no failure").is_none(), "the hold is still there");
-    assert_eq!(bench.server.sql("SELECT count(*) FROM pg_proc WHERE proname IN ('claim_one', 'release_one')"), "0");
-    guard.unlock().await.expect("released");
-    let next = other.lock("a").await.expect("granted");
-    next.unlock().await.expect("released");
 }
 
 #[tokio::test]

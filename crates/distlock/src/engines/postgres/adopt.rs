@@ -6,9 +6,9 @@ use crate::contract::{Claim, Grant, Term};
 use crate::engines::postgres::claim::late;
 use crate::engines::postgres::client::Client;
 use crate::engines::postgres::protocol::requests::{column, garbled};
-use crate::engines::postgres::protocol::value;
-use crate::engines::postgres::state::late_claims::Progress;
+use crate::engines::postgres::state::sending::{Progress, Sending};
 use crate::engines::postgres::wire::batcher::noting;
+use crate::engines::shared::record_text::write_record;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::{AttemptId, FencingToken};
 
@@ -16,14 +16,14 @@ impl Client {
     /// Replaces the record of the hold that `claim` became. Returns false when it has none.
     pub(super) async fn amend(&self, claim: &Claim) -> Result<bool> {
         let (name, attempt) = (self.name(&claim.key), claim.attempt.to_string());
-        let record = value::write_record(&claim.record)?;
+        let record = write_record(&claim.record)?;
         let rows = self.query(&self.options.statements.amend, &[&name, &attempt, &record]).await?;
         column(rows.first().ok_or_else(garbled)?, 0)
     }
 
     /// Gives the hold that the attempt `from` has with a token to `claim`.
     pub(super) async fn adopt(&self, from: AttemptId, token: FencingToken, claim: &Claim) -> Result<Grant> {
-        let sending = self.late_claims.sending(vec![claim.attempt]);
+        let sending = Sending::new(&self.late_claims, &self.clock, vec![claim.attempt]);
         let adopted = self.send_adoption(from, token, claim, &sending.progress).await;
         if !adopted.as_ref().is_err_and(Error::may_be_applied) {
             sending.answered();

@@ -6,9 +6,11 @@ use crate::contract::{Busy, Claim, Claimed, Grant, Term};
 use crate::engines::postgres::client::Client;
 use crate::engines::postgres::protocol::requests::{ClaimItem, garbled};
 use crate::engines::postgres::protocol::time::{CLAIMS_PER_HEARTBEAT, heartbeat, millis};
-use crate::engines::postgres::protocol::value;
+use crate::engines::postgres::state::sending::Sending;
 use crate::engines::postgres::wire::claims::{ClaimReply, Outcome};
 use crate::engines::postgres::wire::links::CONNECT_WAIT;
+use crate::engines::shared::mode_text::{mode_of, mode_text};
+use crate::engines::shared::record_text::write_record;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::options::DEFAULT_RETRY_INTERVAL;
 
@@ -28,7 +30,7 @@ impl Client {
         }
         // A claim that is granted at once needs no messages. A new waiter takes its place when it listens: the place of a
         // process that polls and is stopped lasts until its heartbeat ends.
-        let has_place = self.waiting.message(claim.attempt).is_some();
+        let has_place = self.waiting.is_enlisted(claim.attempt);
         let claimed = self.claim_once(claim, has_place).await?;
         if !matches!(claimed, Claimed::Busy(_)) {
             return Ok(claimed);
@@ -43,15 +45,15 @@ impl Client {
     async fn claim_once(&self, claim: &Claim, queue: bool) -> Result<Claimed> {
         let mut item = self.item(claim)?;
         // A waiter has a queue before it, and the repeat of a claim may find its own hold.
-        let is_first = self.waiting.message(claim.attempt).is_none() && self.late_claims.until(claim.attempt).is_none();
+        let is_first = !self.waiting.is_enlisted(claim.attempt) && self.late_claims.until(claim.attempt).is_none();
         item.is_lean &= is_first;
         if queue {
-            self.waiting.enlist(claim.attempt);
+            self.waiting.enlist_anew(claim.attempt);
         } else {
             item.beat_ms = 0;
         }
         let unknown_name = (!item.is_lean).then(|| item.name.clone());
-        let sending = self.late_claims.sending(vec![claim.attempt]);
+        let sending = Sending::new(&self.late_claims, &self.clock, vec![claim.attempt]);
         let replied = self.claims.request(item, &sending.progress).await;
         if !replied.as_ref().is_err_and(Error::may_be_applied) {
             sending.answered();
@@ -72,7 +74,7 @@ impl Client {
             Outcome::Late => return Err(late()),
             Outcome::Fence => return Err(fence()),
             Outcome::Disagrees(mode) => {
-                return Err(claim.mode().disagrees(value::mode_of(&mode).ok_or_else(garbled)?));
+                return Err(claim.mode().disagrees(mode_of(&mode).ok_or_else(garbled)?));
             }
         };
         Ok(claimed)
@@ -85,11 +87,11 @@ impl Client {
             name,
             is_lean,
             attempt: claim.attempt.to_string(),
-            mode: value::mode_text(&claim.record),
+            mode: mode_text(&claim.record),
             ttl_ms: millis(claim.ttl),
             delay_ms: millis(claim.delay),
             beat_ms: if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 },
-            record: value::write_record(&claim.record)?,
+            record: write_record(&claim.record)?,
         })
     }
 }

@@ -7,7 +7,7 @@ use crate::engines::postgres::claim::{fence, late};
 use crate::engines::postgres::client::Client;
 use crate::engines::postgres::protocol::requests::{ClaimItem, column, garbled};
 use crate::engines::postgres::protocol::value;
-use crate::engines::postgres::state::late_claims::Progress;
+use crate::engines::postgres::state::sending::{Progress, Sending};
 use crate::engines::postgres::wire::batcher::{noting, order_by};
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -27,7 +27,7 @@ impl Client {
         if claims.len() > MOST {
             return Err(Error::new(ErrorKind::Unsupported, "postgres: one statement cannot take that many locks"));
         }
-        let sending = self.late_claims.sending(claims.iter().map(|claim| claim.attempt).collect());
+        let sending = Sending::new(&self.late_claims, &self.clock, claims.iter().map(|claim| claim.attempt).collect());
         let replied = self.send_all(claims, &sending.progress).await;
         if !replied.as_ref().is_err_and(Error::may_be_applied) {
             sending.answered();

@@ -11,9 +11,8 @@ use crate::contract::{Attachment, Claim};
 use crate::engines::postgres::protocol::requests::{Statement, Statements};
 use crate::engines::postgres::state::first_leases::FirstLeases;
 use crate::engines::postgres::state::known_names::KnownNames;
-use crate::engines::postgres::state::late_claims::LateClaims;
+use crate::engines::postgres::state::sending::LATEST;
 use crate::engines::postgres::state::server_clock::ServerClock;
-use crate::engines::postgres::state::waiting::Waiting;
 use crate::engines::postgres::wire::batcher::Batcher;
 use crate::engines::postgres::wire::claims::ClaimSender;
 use crate::engines::postgres::wire::link::Link;
@@ -23,6 +22,8 @@ use crate::engines::postgres::wire::options::Options;
 use crate::engines::postgres::wire::releases::ReleaseSender;
 use crate::engines::postgres::wire::renewals::Renewals;
 use crate::engines::shared::contention::Contention;
+use crate::engines::shared::late_claims::LateClaims;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Clock;
 use crate::types::error::Result;
 use crate::types::key::Key;
@@ -103,7 +104,7 @@ impl Client {
         let claims = ClaimSender { links: links.clone(), options: options.clone(), clock: clock.clone() };
         let releases = ReleaseSender { links: links.clone(), options: options.clone() };
         Client {
-            late_claims: LateClaims::new(clock.clone()),
+            late_claims: LateClaims::new(LATEST),
             contention: Contention::new(),
             first_leases: FirstLeases::default(),
             known_names: KnownNames::new(),

@@ -1,10 +1,13 @@
 //! Locks seen from outside.
 
+use std::sync::Arc;
+
 use crate::contract::LockInfo;
 use crate::engines::postgres::client::Client;
 use crate::engines::postgres::protocol::requests::{column, garbled};
 use crate::engines::postgres::protocol::value;
 use crate::engines::shared::listing::{self, Allowance};
+use crate::engines::shared::record_text::read_record;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
 use crate::types::token::FencingToken;
@@ -65,7 +68,7 @@ impl Client {
                     lock.iter_mut().for_each(|lock| lock.holders.push(holder.clone()));
                 }
                 Some(false) => {
-                    let waiter = record.and_then(value::read_record);
+                    let waiter = record.and_then(read_record).map(Arc::new);
                     lock.iter_mut().for_each(|lock| lock.waiters.extend(waiter.clone()));
                 }
             }

@@ -21,6 +21,7 @@ mod renew;
 mod schema_name;
 mod setup;
 mod state;
+mod ticks;
 mod wait;
 mod wire;
 
@@ -28,13 +29,14 @@ pub use self::client::Postgres;
 pub use self::config::PostgresBuilder;
 pub use self::handle::{PostgresHandle, PostgresHold};
 use crate::contract::{
-    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, Release, Renewal, Scope,
-    Wake,
+    Attachment, Backend, Capabilities, Claim, Claimed, ClaimedAll, Grant, Lease, LockInfo, LockTicks, Release, Renewal,
+    Scope, TickNotes, Wake,
 };
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::history::HistoryEntry;
 use crate::types::key::Key;
+use crate::types::tick::{Tick, TickNote};
 use crate::types::token::{AttemptId, FencingToken};
 
 impl Backend for Postgres {
@@ -51,7 +53,7 @@ impl Backend for Postgres {
         let all = Capabilities::new(Scope::Cluster);
         let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };
-        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ..all }
+        Capabilities { delays: true, amends: true, adopts: true, claim_all: true, history: true, ticks: true, ..all }
     }
 
     fn attach(&self, attachment: Attachment) {
@@ -112,6 +114,18 @@ impl Backend for Postgres {
 
     async fn history(&self, key: &Key, most: u32) -> Result<Vec<HistoryEntry>> {
         self.client().history(key, most).await
+    }
+
+    async fn ticks(&self, key: &Key, tick: Option<&Tick>) -> Result<TickNotes> {
+        self.client().ticks(key, tick).await
+    }
+
+    async fn note_tick(&self, claim: &Claim, note: &TickNote) -> Result<bool> {
+        self.client().note_tick(claim, note).await
+    }
+
+    async fn list_ticks(&self, prefix: &str) -> Result<Vec<LockTicks>> {
+        self.client().list_ticks(prefix).await
     }
 
     async fn close(&self) -> Result<()> {

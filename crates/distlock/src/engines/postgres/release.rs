@@ -3,7 +3,7 @@
 use crate::contract::{Claim, Release};
 use crate::engines::postgres::client::Client;
 use crate::engines::postgres::protocol::requests::ReleaseItem;
-use crate::engines::postgres::state::late_claims::Progress;
+use crate::engines::postgres::state::sending::Progress;
 use crate::types::error::Result;
 
 impl Client {
@@ -18,7 +18,7 @@ impl Client {
         if let Some(next) = released.next {
             self.waiting.wake(next);
         }
-        self.late_claims.released(claim.attempt, released.over);
+        self.late_claims.released(claim.attempt, released.over, self.clock.now());
         Ok(released.outcome)
     }
 }

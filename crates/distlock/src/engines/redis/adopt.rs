@@ -8,9 +8,10 @@ use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::outcome::read_slot;
 use crate::engines::redis::protocol::script::{ADOPT, AMEND, garbled};
 use crate::engines::redis::protocol::time::millis;
-use crate::engines::redis::protocol::value;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::server_connections::ServerConnections;
+use crate::engines::shared::mode_text::mode_text;
+use crate::engines::shared::record_text::write_record;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::{AttemptId, FencingToken};
@@ -19,7 +20,7 @@ impl Client {
     /// Replaces the record of the hold that `claim` became. Returns false when it has none.
     pub(super) async fn amend(&self, claim: &Claim) -> Result<bool> {
         let names = &self.names(&claim.key)?;
-        let record = &value::write_record(&claim.record)?;
+        let record = &write_record(&claim.record)?;
         let amend = |_, connection: Arc<Connection>| async move {
             let fill = |command: &mut redis::Cmd, nonce| {
                 names.fill(command, &connection.fences);
@@ -55,9 +56,9 @@ async fn send(
     claim: &Claim,
     sent: Moment,
 ) -> Result<Grant> {
-    let record = value::write_record(&claim.record)?;
+    let record = write_record(&claim.record)?;
     let not_after = connection.not_after(sent);
-    let mode = value::mode_text(&claim.record);
+    let mode = mode_text(&claim.record);
     let fill = |command: &mut redis::Cmd, nonce| {
         names.fill(command, &connection.fences);
         command.arg(nonce).arg(claim.attempt.to_string()).arg(millis(claim.lease())).arg(&record).arg(wake);

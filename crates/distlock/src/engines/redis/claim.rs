@@ -11,12 +11,14 @@ use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::outcome::{read_busy, read_slot, refusal};
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::protocol::time::{heartbeat, millis};
-use crate::engines::redis::protocol::value;
 use crate::engines::redis::release::MOST_CALLS;
+use crate::engines::redis::state::sending::Sending;
 use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::engines::redis::wire::servers::Moving;
+use crate::engines::shared::mode_text::{mode_of, mode_text};
+use crate::engines::shared::record_text::write_record;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::FencingToken;
@@ -67,7 +69,7 @@ impl Client {
     /// Claims by the lean script. Returns `None` when it has certainly not granted the lock, and the full script is next.
     async fn claim_lean(&self, claim: &Claim, lean: LeanClaim) -> Option<Result<Claimed>> {
         let LeanClaim { connection, request, sent } = lean;
-        let sending = self.late_claims.sending(std::slice::from_ref(claim), sent, connection.id);
+        let sending = Sending::new(&self.late_claims, std::slice::from_ref(claim), sent, connection.id);
         let outcome = connection.request(CallKind::LeanClaim, Request::Lean(request)).await;
         match outcome {
             Err(error) if error.may_be_applied() => return Some(Err(error)),
@@ -168,7 +170,7 @@ impl Client {
                 read_busy(reply, claim, hears, server_us).map(|busy| Some(Claimed::Busy(busy)))
             }
             "more" => Ok(None),
-            "disagrees" => Err(claim.mode().disagrees(value::mode_of(&reply.word()?).ok_or_else(garbled)?)),
+            "disagrees" => Err(claim.mode().disagrees(mode_of(&reply.word()?).ok_or_else(garbled)?)),
             word => Err(refusal(word, &mut reply)?),
         }
     }
@@ -181,9 +183,9 @@ impl Client {
         sent: Moment,
         hears: bool,
     ) -> Result<RequestReply> {
-        let record = value::write_record(&claim.record)?;
+        let record = write_record(&claim.record)?;
         let heartbeat = if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 };
-        let flags = format!("{} {heartbeat} {}", value::mode_text(&claim.record), millis(claim.delay));
+        let flags = format!("{} {heartbeat} {}", mode_text(&claim.record), millis(claim.delay));
         let mut args = redis::Cmd::with_capacity(CLAIM_ARGS, record.len() + CLAIM_BYTES);
         args.arg(claim.attempt.to_string())
             .arg(millis(claim.lease()))

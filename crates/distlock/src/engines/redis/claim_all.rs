@@ -6,9 +6,9 @@ use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::outcome::refusal;
 use crate::engines::redis::protocol::script::{CLAIM_ALL, garbled};
 use crate::engines::redis::protocol::time::millis;
-use crate::engines::redis::protocol::value;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::server_connections::ServerConnections;
+use crate::engines::shared::record_text::write_record;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::FencingToken;
@@ -74,7 +74,7 @@ fn check(names: &[Names], hash_slot: impl Fn(&str) -> u16) -> Result<()> {
 }
 
 async fn send(connection: &Connection, names: &[Names], wake: &str, claims: &[Claim], sent: Moment) -> Result<Outcome> {
-    let records = claims.iter().map(|claim| value::write_record(&claim.record)).collect::<Result<Vec<_>>>()?;
+    let records = claims.iter().map(|claim| write_record(&claim.record)).collect::<Result<Vec<_>>>()?;
     let not_after = connection.not_after(sent);
     let fill = |command: &mut redis::Cmd, nonce: u64| {
         command.arg(names.len() * Names::KEYS);

@@ -9,8 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::contract::{Attachment, Claim};
 use crate::engines::redis::protocol::names::Names;
-use crate::engines::redis::state::late_claims::LateClaims;
-use crate::engines::redis::state::waiting::Waiting;
+use crate::engines::redis::state::sending::{LATEST, Sending};
 use crate::engines::redis::wire::cluster::Cluster;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::dial::Address;
@@ -19,6 +18,8 @@ use crate::engines::redis::wire::renewals::Renewals;
 use crate::engines::redis::wire::server_connections::ServerConnections;
 use crate::engines::redis::wire::servers::{Moving, Servers};
 use crate::engines::shared::contention::Contention;
+use crate::engines::shared::late_claims::LateClaims;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::key::Key;
@@ -97,7 +98,7 @@ impl Client {
             options: options.clone(),
             waiting,
             servers,
-            late_claims: LateClaims::default(),
+            late_claims: LateClaims::new(LATEST),
             contention: Contention::new(),
             renewals,
             _sentinels: options.sentinels.as_ref().map(|sentinels| sentinels.watch(attachment)),
@@ -153,7 +154,7 @@ impl Client {
         over: &Connection,
         request: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let sending = self.late_claims.sending(claims, self.clock.now(), over.id);
+        let sending = Sending::new(&self.late_claims, claims, self.clock.now(), over.id);
         let outcome = request.await;
         if !outcome.as_ref().is_err_and(Error::may_be_applied) {
             sending.answered();

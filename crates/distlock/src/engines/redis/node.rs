@@ -11,14 +11,13 @@ use crate::engines::redis::error::{Stage, classify};
 use crate::engines::redis::protocol::names::Names;
 use crate::engines::redis::protocol::script::garbled;
 use crate::engines::redis::protocol::{time, value};
-use crate::engines::redis::state::waiting::Waiting;
-use crate::engines::redis::wait::notified;
 use crate::engines::redis::wire::link::Link;
 use crate::engines::redis::wire::options::Options;
 pub(in crate::engines) use crate::engines::redis::wire::server_clock::{LeapForward, Trust};
+use crate::engines::shared::waiting::Waiting;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::key::Key;
-use crate::types::owner::{Holder, Record};
+use crate::types::owner::Holder;
 use crate::types::token::AttemptId;
 
 /// How to reach and speak to one node.
@@ -108,8 +107,7 @@ impl Node {
 
     /// Messages for `attempt` are kept from now on; those that came before are not.
     pub(in crate::engines) fn listen(&self, attempt: AttemptId) {
-        self.waiting.forget(attempt);
-        self.waiting.enlist(attempt);
+        self.waiting.enlist_anew(attempt);
     }
 
     /// Messages for `attempt` are kept, if they were not before.
@@ -124,7 +122,7 @@ impl Node {
     /// Returns when the node has sent a message for `attempt`; never when it is not listened for.
     pub(in crate::engines) async fn hint(&self, attempt: AttemptId) {
         if self.waiting.is_enlisted(attempt) {
-            notified(&self.waiting, attempt).await;
+            self.waiting.notified(attempt).await;
         } else {
             std::future::pending::<()>().await;
         }
@@ -185,11 +183,6 @@ pub(in crate::engines) fn refusal(words: &str) -> Error {
         Err(error) => classify(&error, Stage::Request),
         Ok(_) => garbled(),
     }
-}
-
-/// The record as it is stored: JSON on one line.
-pub(in crate::engines) fn write_record(record: &Record) -> Result<String> {
-    value::write_record(record)
 }
 
 /// Who has a lock, from its value and what is left of its lease.

@@ -1,16 +1,14 @@
 //! Waiting for a grant or a reason to claim again.
 
-use crate::contract::{Claim, Claimed, Grant, Wake};
+use crate::contract::{Claim, Claimed, Wake};
 use crate::engines::redis::client::Client;
-use crate::engines::redis::state::waiting::Waiting;
-use crate::types::token::AttemptId;
 
 impl Client {
     pub(super) async fn wait(&self, claim: &Claim) -> Wake {
         if !self.waiting.is_enlisted(claim.attempt) {
             return self.wait_after_failure(claim).await;
         }
-        match notified(&self.waiting, claim.attempt).await {
+        match self.waiting.notified(claim.attempt).await {
             Some(grant) if self.is_confirmed(claim).await => {
                 // Others wait perhaps: its release goes to the full script at once.
                 if let Ok(names) = self.names(&claim.key) {
@@ -26,7 +24,7 @@ impl Client {
     /// Waits after a claim that failed. Should a message grant the lock all the same, it is claimed at once.
     async fn wait_after_failure(&self, claim: &Claim) -> Wake {
         loop {
-            overhear(&self.waiting, claim.attempt).await;
+            self.waiting.overhear(claim.attempt).await;
             match self.try_claim(claim).await {
                 Ok((Claimed::Granted(grant), _)) if self.is_confirmed(claim).await => {
                     self.waiting.forget(claim.attempt);
@@ -53,30 +51,5 @@ impl Client {
             },
             Err(_) => false,
         }
-    }
-}
-
-/// Returns when there is a message for `attempt`, with the grant if it was one that can be believed.
-pub(super) async fn notified(waiting: &Waiting, attempt: AttemptId) -> Option<Grant> {
-    waiting.message(attempt)?.notified().await;
-    waiting.take_grant(attempt)
-}
-
-/// Returns when `attempt`, whose last claim failed, was given the lock all the same.
-pub(super) async fn overhear(waiting: &Waiting, attempt: AttemptId) {
-    waiting.enlist(attempt);
-    let _enlisted = Enlisted(waiting, attempt);
-    let Some(message) = waiting.message(attempt) else { return };
-    while !waiting.is_handed(attempt) {
-        message.notified().await;
-    }
-}
-
-/// An attempt that is forgotten when this is dropped.
-struct Enlisted<'a>(&'a Waiting, AttemptId);
-
-impl Drop for Enlisted<'_> {
-    fn drop(&mut self) {
-        self.0.forget(self.1);
     }
 }

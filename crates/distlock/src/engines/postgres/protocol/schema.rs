@@ -6,18 +6,19 @@ use crate::engines::postgres::schema_name::check_schema;
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// The version of the tables and functions that this client speaks to: that of `schema/version.sql`.
-pub(in crate::engines) const VERSION: i32 = 2;
+pub(in crate::engines) const VERSION: i32 = 3;
 
 /// The schema's name where none is given.
 pub(in crate::engines) const DEFAULT_SCHEMA: &str = "distlock";
 
-const PARTS: [&str; 7] = [
+const PARTS: [&str; 8] = [
     include_str!("schema/tables.sql"),
     include_str!("schema/internal.sql"),
     include_str!("schema/lean.sql"),
     include_str!("schema/claim.sql"),
     include_str!("schema/hold.sql"),
     include_str!("schema/inspect.sql"),
+    include_str!("schema/ticks.sql"),
     include_str!("schema/version.sql"),
 ];
 

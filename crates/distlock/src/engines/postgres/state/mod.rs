@@ -1,7 +1,6 @@
-//! What this client knows: its waiting attempts, its unanswered claims, names of locks, the server's clock.
+//! What this client knows: claims on their way, first leases, names of locks, the server's clock.
 
 pub(super) mod first_leases;
 pub(super) mod known_names;
-pub(super) mod late_claims;
+pub(super) mod sending;
 pub(super) mod server_clock;
-pub(super) mod waiting;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::engines::postgres::state::late_claims::Progress;
+use crate::engines::postgres::state::sending::Progress;
 use crate::engines::postgres::wire::connection::Connection;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::sync::Mutex;

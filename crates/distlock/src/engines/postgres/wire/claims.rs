@@ -18,7 +18,7 @@ use crate::types::token::FencingToken;
 /// The reply to one claim.
 pub(in crate::engines) struct ClaimReply {
     pub(in crate::engines) sent: Moment,
-    pub(in crate::engines) server_us: i64,
+    pub(in crate::engines) server_us: u64,
     /// Whether messages come in for the place in the queue.
     pub(in crate::engines) hears: bool,
     pub(in crate::engines) outcome: Outcome,
@@ -100,13 +100,14 @@ impl ClaimSender {
         connection.saw_clock(sent, server_us);
         let token = value::read_token(server_us).ok_or_else(garbled)?;
         let outcome = Outcome::Granted { token, slot: None };
-        Ok(Some(ClaimReply { sent, server_us, hears: wake.is_some(), outcome }))
+        Ok(Some(ClaimReply { sent, server_us: token.get(), hears: wake.is_some(), outcome }))
     }
 }
 
 fn reply(connection: &Connection, sent: Moment, hears: bool, row: &ClaimRow) -> Result<ClaimReply> {
     connection.saw_clock(sent, row.server_us);
-    Ok(ClaimReply { sent, server_us: row.server_us, hears, outcome: read(row)? })
+    let server_us = u64::try_from(row.server_us).map_err(|_| garbled())?;
+    Ok(ClaimReply { sent, server_us, hears, outcome: read(row)? })
 }
 
 fn read(row: &ClaimRow) -> Result<Outcome> {

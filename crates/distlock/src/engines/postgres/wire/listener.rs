@@ -9,9 +9,9 @@ use tokio::task::JoinHandle;
 
 use crate::engines::postgres::protocol::requests::column;
 use crate::engines::postgres::state::server_clock::ServerClock;
-use crate::engines::postgres::state::waiting::Waiting;
 use crate::engines::postgres::wire::connection::{Connection, Notified};
 use crate::engines::postgres::wire::options::Options;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::error::Result;
 use crate::types::sync::Mutex;
 use crate::types::token::AttemptId;
@@ -43,6 +43,8 @@ pub(in crate::engines) enum Hearing {
     /// A session of its own cannot be had: a pooler is in between.
     Never,
     On(Arc<str>),
+    /// For good: the engine is closed.
+    Shut,
 }
 
 impl Listener {
@@ -70,12 +72,12 @@ impl Listener {
         *self.shared.state.borrow() == Hearing::Never
     }
 
-    /// Begins to listen, and returns when messages come in, or do not within `wait`.
+    /// Begins to listen, and returns when messages come in, or do not within `wait`. A listener that is shut stays so.
     pub(in crate::engines) async fn begin(&self, wait: Duration) -> bool {
         let mut state = self.shared.state.subscribe();
         {
             let mut task = self.task.lock();
-            if task.is_none() {
+            if task.is_none() && *state.borrow() != Hearing::Shut {
                 let shared = self.shared.clone();
                 // tidy-allow(spawn): messages come in for every waiter, whatever becomes of the one that began it
                 *task = Some(self.runtime.spawn(async move { shared.listen().await }));
@@ -88,8 +90,12 @@ impl Listener {
         }
     }
 
+    /// Ends listening, for good.
     pub(in crate::engines) fn shut(&self) {
-        if let Some(task) = self.task.lock().take() {
+        // Under the task's lock: a claim that is under way begins before this, or not at all.
+        let mut task = self.task.lock();
+        self.shared.state.send_replace(Hearing::Shut);
+        if let Some(task) = task.take() {
             task.abort();
         }
     }
@@ -108,14 +114,24 @@ impl Shared {
             if self.listen_once().await {
                 pause = SHORTEST_PAUSE;
             }
-            let was_on = self.state.send_replace(Hearing::NotYet) != Hearing::NotYet;
-            if was_on {
+            if self.turn(Hearing::NotYet) {
                 // They claim again, by polling until messages come in.
                 self.waiting.wake_all();
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Changes the state, unless the listener is shut. Returns whether it was another.
+    fn turn(&self, to: Hearing) -> bool {
+        self.state.send_if_modified(|state| {
+            let is_change = *state != Hearing::Shut && *state != to;
+            if is_change {
+                *state = to;
+            }
+            is_change
+        })
     }
 
     /// Listens until the connection breaks. Returns whether messages could come in.
@@ -127,7 +143,7 @@ impl Shared {
         drop(sender);
         if connection.is_pooled {
             drop(connection);
-            self.state.send_replace(Hearing::Never);
+            self.turn(Hearing::Never);
             // Perhaps the pooler is taken away one day.
             tokio::time::sleep(LONGEST_PAUSE * 30).await;
             return false;
@@ -139,12 +155,12 @@ impl Shared {
         }
         // In this order: a waiter that claims from now on need not claim once more.
         self.waiting.wake_all();
-        self.state.send_replace(Hearing::On(channel.clone()));
+        self.turn(Hearing::On(channel.clone()));
         loop {
             tokio::select! {
                 message = messages.recv() => match message {
                     Some(Notified { channel: at, text }) if *at == *channel => {
-                        self.waiting.hear(&text, self.clock.now());
+                        self.waiting.hear(text.as_bytes(), self.clock.now());
                     }
                     Some(_) => {}
                     None => return true,
@@ -169,5 +185,76 @@ impl Shared {
             connection.saw_clock(sent, column(row, 0)?);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{IntoFuture, pending};
+    use std::io;
+
+    use tokio::io::DuplexStream;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::contract::Attachment;
+    use crate::engines::postgres::Postgres;
+    use crate::types::clock::Clock;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// Tells when a dial has begun, and when it was dropped.
+    #[derive(Default)]
+    struct Dial {
+        began: Notify,
+        ended: Notify,
+    }
+
+    struct Ended(Arc<Dial>);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            self.0.ended.notify_one();
+        }
+    }
+
+    /// Returns a listener to a server whose connections are never opened.
+    fn listener(dial: &Arc<Dial>) -> Listener {
+        let dial = dial.clone();
+        let open = move || {
+            let ended = Ended(dial.clone());
+            dial.began.notify_one();
+            async move {
+                let _ended = ended;
+                pending::<io::Result<DuplexStream>>().await
+            }
+        };
+        let engine = Postgres::over("a test", open).user("u").dial_timeout(LONG * 10).build().unwrap();
+        let runtime = tokio::runtime::Handle::current();
+        let clock = Arc::new(ServerClock::new(Clock::system(), 0.0));
+        let waiting = Arc::new(Waiting::new(&Attachment::standalone(&runtime)));
+        Listener::new(&engine.options, &clock, &waiting, &runtime)
+    }
+
+    async fn in_time<F: IntoFuture>(what: F) -> F::Output {
+        tokio::time::timeout(LONG, what.into_future()).await.expect("in time")
+    }
+
+    #[tokio::test]
+    async fn a_listener_that_is_shut_ends_its_connection_and_is_never_begun_again() {
+        let dial = Arc::new(Dial::default());
+        let listener = Arc::new(listener(&dial));
+        let beginning = tokio::spawn({
+            let listener = listener.clone();
+            async move { listener.begin(LONG * 10).await }
+        });
+        in_time(dial.began.notified()).await;
+        listener.shut();
+        in_time(dial.ended.notified()).await;
+        assert!(!in_time(beginning).await.unwrap(), "whoever waits for it is told at once");
+        assert!(!in_time(listener.begin(LONG * 10)).await);
+        assert!(listener.task.lock().is_none(), "a task that nobody would end");
+        assert!(!listener.shared.turn(Hearing::NotYet), "a task that is being ended changes nothing");
+        assert!(listener.channel().is_none() && !listener.is_deaf());
     }
 }

@@ -9,7 +9,7 @@ use redis::{Cmd, Value};
 
 use crate::engines::redis::protocol::names::{self, Fences};
 use crate::engines::redis::protocol::script::{LEAN_CLAIM, LEAN_RELEASE};
-use crate::engines::redis::protocol::value;
+use crate::engines::shared::record_text::append_record;
 use crate::types::key::Key;
 use crate::types::owner::Record;
 use crate::types::record_json::write_number;
@@ -151,7 +151,7 @@ fn push_rest(text: &mut Vec<u8>, wake: Option<AttemptId>, record: &Record) -> bo
         None => text.push(b'-'),
     }
     text.push(b' ');
-    value::append_record(record, text).is_ok()
+    append_record(record, text).is_ok()
 }
 
 /// Returns the key of a lock's own fence, given the lock's key.
@@ -273,6 +273,7 @@ mod tests {
     use redis::Arg;
 
     use super::*;
+    use crate::engines::shared::record_text::write_record;
     use crate::types::owner::{OwnerId, Process};
 
     const LEASE: LeanLease = LeanLease { lease_ms: 10_000, not_after_us: 1_763_000_000_000_000 };
@@ -304,7 +305,7 @@ mod tests {
     fn a_call_has_the_keys_and_arguments_that_the_script_reads() {
         let claims = [claim("a", LEASE.not_after_us + 1).unwrap(), claim("b{t}", LEASE.not_after_us).unwrap()];
         let words = args(&call(claims.iter(), &Fences::of_prefix("app:"), 7, false));
-        let (attempt, rest) = (&format!("{ATTEMPT} "), &format!(" - {}", value::write_record(&record(None)).unwrap()));
+        let (attempt, rest) = (&format!("{ATTEMPT} "), &format!(" - {}", write_record(&record(None)).unwrap()));
         let keys = ["app:a", "app:b{t}", "{app:a}:q", "app:b{t}:q", "{app:distlock}:f"];
         assert_eq!((words[0].as_str(), words[1].len(), words[2].as_str()), ("EVALSHA", 40, "5"));
         assert_eq!(words[3..8], keys);

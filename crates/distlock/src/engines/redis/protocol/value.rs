@@ -3,40 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::types::error::{Error, ErrorKind, Result};
-use crate::types::mode::Mode;
+use crate::engines::shared::record_text::read_record;
 use crate::types::owner::{Holder, Record};
-use crate::types::record_json::write_json;
 use crate::types::token::{AttemptId, FencingToken};
-
-/// The longest record in bytes; the scripts read a little more than that of a key.
-const MAX_RECORD_BYTES: usize = 3 * 1024;
-
-/// Room for a record of ordinary length.
-const RECORD_BYTES: usize = 192;
-
-/// Returns the record as it is stored: JSON on one line.
-pub(in crate::engines) fn write_record(record: &Record) -> Result<String> {
-    let mut text = Vec::with_capacity(RECORD_BYTES);
-    append_record(record, &mut text)?;
-    String::from_utf8(text).map_err(|error| refuse(error.to_string()))
-}
-
-/// Appends the record to `out` as it is stored. If it is too long, `out` stays as it was.
-pub(in crate::engines) fn append_record(record: &Record, out: &mut Vec<u8>) -> Result<()> {
-    let start = out.len();
-    write_json(record, out);
-    let bytes = out.len() - start;
-    if bytes > MAX_RECORD_BYTES {
-        out.truncate(start);
-        return Err(refuse(format_args!("{bytes} bytes, at most {MAX_RECORD_BYTES} are stored")));
-    }
-    Ok(())
-}
-
-fn refuse(problem: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("the owner's record: {problem}"))
-}
 
 /// Returns the holder of a lock, from its value and what is left of its lease. A value that is not ours has no record.
 pub(in crate::engines) fn holder(value: &[u8], ttl_left: Option<Duration>, now_us: u64) -> Holder {
@@ -47,29 +16,6 @@ pub(in crate::engines) fn holder(value: &[u8], ttl_left: Option<Duration>, now_u
             Holder::new(Some(Arc::new(record)), Some(token)).with_held_for(held_for).with_ttl_left(ttl_left)
         }
         None => Holder::new(None, None).with_ttl_left(ttl_left),
-    }
-}
-
-/// Returns the mode of a claim as the scripts write it. Claims with the same text may hold the lock together, unless it is
-/// `x`.
-pub(in crate::engines) fn mode_text(record: &Record) -> String {
-    match record.mode {
-        Mode::Exclusive => "x".into(),
-        Mode::Shared => "s".into(),
-        Mode::Slot { of } => format!("p{of}"),
-        // In hex: a name may have spaces.
-        Mode::Reentrant => record.owner.as_str().bytes().fold("r".into(), |mode, byte| format!("{mode}{byte:02x}")),
-    }
-}
-
-/// The mode that a [`mode_text`] means.
-pub(in crate::engines) fn mode_of(text: &str) -> Option<Mode> {
-    match text.split_at_checked(1)? {
-        ("x", "") => Some(Mode::Exclusive),
-        ("s", "") => Some(Mode::Shared),
-        ("p", of) => Some(Mode::Slot { of: of.parse().ok()? }),
-        ("r", _) => Some(Mode::Reentrant),
-        _ => None,
     }
 }
 
@@ -111,18 +57,13 @@ pub(in crate::engines) fn waiter(entry: &[u8]) -> Option<Record> {
     read_record(&text[text.find('{')?..])
 }
 
-fn read_record(text: &str) -> Option<Record> {
-    if text.len() > MAX_RECORD_BYTES {
-        return None;
-    }
-    serde_json::from_str(text).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::SystemTime;
 
     use super::*;
+    use crate::engines::shared::mode_text::{mode_of, mode_text};
+    use crate::engines::shared::record_text::write_record;
     use crate::types::owner::{OwnerId, Process};
 
     fn record() -> Record {
@@ -144,19 +85,6 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_appended_whole_or_not_at_all() {
-        let (short, mut out) = (record(), b"before ".to_vec());
-        append_record(&short, &mut out).unwrap();
-        assert_eq!(out, format!("before {}", serde_json::to_string(&short).unwrap()).as_bytes());
-        let process = Process { host: "h".repeat(MAX_RECORD_BYTES), pid: 1, user: "u".into() };
-        let long = Record { process: Arc::new(process), ..short };
-        let before = out.clone();
-        assert_eq!(append_record(&long, &mut out).unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert_eq!(out, before);
-        assert!(write_record(&long).is_err());
-    }
-
-    #[test]
     fn one_of_several_is_read_back() {
         let record = record();
         let json = write_record(&record).unwrap();
@@ -167,15 +95,6 @@ mod tests {
         for wrong in ["", "1763 - 1", "x - 1 - {}", "1763 - 1 - {}"] {
             assert_eq!(group_holder(wrong.as_bytes(), None, 0), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_word_says_the_mode_and_whose_entry_it_is() {
-        let modes = [Mode::Exclusive, Mode::Shared, Mode::Reentrant, Mode::Slot { of: 12 }];
-        let words = modes.map(|mode| mode_text(&record().with_mode(mode)));
-        assert_eq!(words, ["x", "s", "r7265712d37", "p12"]);
-        assert_eq!(words.map(|word| mode_of(&word)), modes.map(Some));
-        assert!(["", "y", "sx", "p", "p-1"].iter().all(|word| mode_of(word).is_none()));
     }
 
     #[test]

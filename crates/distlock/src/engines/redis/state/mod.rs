@@ -1,5 +1,4 @@
 //! What this client knows of its attempts and leases.
 
-pub(in crate::engines) mod late_claims;
 pub(in crate::engines) mod restart_guard;
-pub(in crate::engines) mod waiting;
+pub(in crate::engines) mod sending;

@@ -14,12 +14,12 @@ use redis::{AsyncConnectionConfig, RedisError, Value};
 
 use crate::contract::Attachment;
 use crate::engines::redis::error::{Stage, classify_at};
-use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::dial::{Address, Dialer};
 use crate::engines::redis::wire::hash_slot::{SlotMap, hash_slot, redirected};
 use crate::engines::redis::wire::link_state::Trouble;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::server_connections::ServerConnections;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 

@@ -8,13 +8,13 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::contract::Attachment;
-use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::link_state::{LinkState, State, Trouble};
 use crate::engines::redis::wire::open::open;
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::sentinels::Sentinels;
 use crate::engines::redis::wire::server_clock::ServerClock;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::error::{Error, ErrorKind, Result};
 
 /// How often the supervisor looks at the connection.

@@ -10,12 +10,12 @@ use crate::engines::redis::error::{Stage, classify, classify_at};
 use crate::engines::redis::protocol::script::read_time;
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::Look;
-use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
 use crate::engines::redis::wire::dial::{Dialer, Driver};
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::probe::Probe;
 use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
+use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::contract::Attachment;
 use crate::engines::redis::protocol::names::Names;
-use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::link::Link;
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::replicas::Replicas;
 use crate::engines::redis::wire::subscriber::Subscriber;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::error::Result;
 
 /// One connection for claims and releases, one for renewals, and others for messages and replicas where these need one.

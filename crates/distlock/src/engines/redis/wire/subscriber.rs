@@ -17,11 +17,11 @@ use tokio::task::JoinHandle;
 use crate::contract::Attachment;
 use crate::engines::redis::error::{Stage, classify_at};
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
-use crate::engines::redis::state::waiting::Waiting;
 use crate::engines::redis::wire::dial::Driver;
 use crate::engines::redis::wire::open::warn_of_polling;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::probe::is_refused_right;
+use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::{Clock, Moment};
 use crate::types::error::{Error, Result};
 

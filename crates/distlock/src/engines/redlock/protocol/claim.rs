@@ -14,6 +14,7 @@ use crate::engines::redlock::options::RedlockOptions;
 use crate::engines::redlock::protocol::reply::{FullReply, NodeReply};
 use crate::engines::redlock::state::attempts::BallotAttempt;
 use crate::engines::redlock::state::claim_votes::{ClaimVote, HeldVote};
+use crate::engines::shared::record_text::write_record;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::token::AttemptId;
@@ -47,7 +48,7 @@ impl NodeClaim {
         sent: Moment,
         is_contended: bool,
     ) -> Result<NodeClaim> {
-        let record = node::write_record(&claim.record)?;
+        let record = write_record(&claim.record)?;
         let mut value = head(claim.attempt, attempt.ballot());
         let channel_at = value.len();
         value.reserve(record.len() + WORD);

@@ -9,6 +9,7 @@ use crate::engines::redlock::error::no_connection;
 use crate::engines::redlock::options::RedlockOptions;
 use crate::engines::redlock::protocol::scripts::RENEW;
 use crate::engines::redlock::state::renew_votes::RenewVote;
+use crate::engines::shared::record_text::write_record;
 use crate::types::error::Result;
 use crate::types::token::AttemptId;
 
@@ -33,7 +34,7 @@ struct RenewedLock {
 impl NodeRenewal {
     pub(crate) fn new(options: &RedlockOptions, leases: &[Lease]) -> Result<NodeRenewal> {
         let lock = |lease: &Lease| -> Result<RenewedLock> {
-            let record = node::write_record(&lease.claim.record)?;
+            let record = write_record(&lease.claim.record)?;
             Ok(RenewedLock {
                 keys: options.keys(&lease.claim.key)?,
                 attempt: lease.claim.attempt,

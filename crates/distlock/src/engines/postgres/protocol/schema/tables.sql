@@ -73,6 +73,19 @@ CREATE TABLE IF NOT EXISTS "distlock".history (
 CREATE INDEX IF NOT EXISTS history_name ON "distlock".history (name, id);
 CREATE INDEX IF NOT EXISTS history_written ON "distlock".history (written);
 
+-- Notes of ticks: what ran once, and for how long it is remembered. A note is not a lock: the row of its lock may be swept before it.
+CREATE TABLE IF NOT EXISTS "distlock".ticks (
+    name      text COLLATE "C" NOT NULL,
+    tick      text COLLATE "C" NOT NULL,
+    -- When the note is forgotten, in milliseconds of the server's clock.
+    forget_ms bigint  NOT NULL,
+    is_done   boolean NOT NULL,
+    note      text    NOT NULL,
+    PRIMARY KEY (name, tick)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+
+CREATE INDEX IF NOT EXISTS ticks_forget_ms ON "distlock".ticks (forget_ms);
+
 -- Of version 1.
 DROP FUNCTION IF EXISTS "distlock".claim_one(text, bigint, text, text, text, bigint, bigint, bigint, text);
 DROP FUNCTION IF EXISTS "distlock".release_one(text, text, text);

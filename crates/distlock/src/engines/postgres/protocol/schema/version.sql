@@ -1,2 +1,2 @@
 -- The version of the tables and functions, which a client checks when it connects.
-CREATE OR REPLACE FUNCTION "distlock".version() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 2 $$;
+CREATE OR REPLACE FUNCTION "distlock".version() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 3 $$;

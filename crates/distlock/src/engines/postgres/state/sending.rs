@@ -1,70 +1,32 @@
-//! Claims and adoptions that were sent and not answered.
-//!
-//! Such a request may be carried out after its attempt was released over another connection. So the keeper releases the
-//! attempt again until no request of it can arrive.
+//! Claims that are on their way, and late if no reply comes.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::engines::postgres::protocol::time::COMMAND_TIMEOUT;
-use crate::types::clock::{Clock, Moment};
-use crate::types::sync::Mutex;
+use crate::engines::shared::late_claims::LateClaims;
+use crate::types::clock::Clock;
 use crate::types::token::AttemptId;
 
 /// How long after its sender gave up a claim may be carried out. The server refuses a claim that is older than the first
 /// timeout; the second covers the error of that check, and its commit.
-const LATEST: Duration = COMMAND_TIMEOUT.saturating_add(COMMAND_TIMEOUT);
+pub(in crate::engines) const LATEST: Duration = COMMAND_TIMEOUT.saturating_add(COMMAND_TIMEOUT);
 
-/// The unanswered claims of one engine.
-pub(in crate::engines) struct LateClaims {
-    clock: Clock,
-    claims: Mutex<BTreeMap<AttemptId, LateClaim>>,
-}
-
-struct LateClaim {
-    /// When its sender gave up.
-    given_up: Moment,
-    /// The connection that it was sent over, if that is known.
-    over: Option<u64>,
-}
-
-impl LateClaims {
-    pub(in crate::engines) fn new(clock: Clock) -> LateClaims {
-        LateClaims { clock, claims: Mutex::default() }
-    }
-
-    /// Notes that the claims of `attempts` are about to be sent. Dropped without a reply, they are late.
-    pub(in crate::engines) fn sending(&self, attempts: Vec<AttemptId>) -> Sending<'_> {
-        Sending { late_claims: self, attempts, progress: Progress::default() }
-    }
-
-    /// Forgets claims of `attempt` that can no longer be carried out, after a release of it over the connection `over` was
-    /// answered: on one connection the release arrives after the claim.
-    pub(in crate::engines) fn released(&self, attempt: AttemptId, over: u64) {
-        let now = self.clock.now();
-        let mut claims = self.claims.lock();
-        let is_over = |claim: &LateClaim| claim.over == Some(over) || now.since(claim.given_up) >= LATEST;
-        if claims.get(&attempt).is_some_and(is_over) {
-            claims.remove(&attempt);
-        }
-    }
-
-    /// Returns until when a claim of `attempt` may still be carried out.
-    pub(in crate::engines) fn until(&self, attempt: AttemptId) -> Option<Moment> {
-        self.claims.lock().get(&attempt).map(|claim| claim.given_up.after(LATEST))
-    }
-}
-
-/// Claims that are sent in one request.
+/// Claims that are sent in one request. Dropped without a reply, they are late.
 pub(in crate::engines) struct Sending<'a> {
     late_claims: &'a LateClaims,
+    clock: &'a Clock,
     attempts: Vec<AttemptId>,
     pub(in crate::engines) progress: Progress,
 }
 
-impl Sending<'_> {
+impl<'a> Sending<'a> {
+    /// Notes that the claims of `attempts` are about to be sent.
+    pub(in crate::engines) fn new(late_claims: &'a LateClaims, clock: &'a Clock, attempts: Vec<AttemptId>) -> Self {
+        Sending { late_claims, clock, attempts, progress: Progress::default() }
+    }
+
     /// The server replied, or certainly did not carry them out.
     pub(in crate::engines) fn answered(mut self) {
         self.attempts.clear();
@@ -76,15 +38,7 @@ impl Drop for Sending<'_> {
         if self.attempts.is_empty() || self.progress.cancel() {
             return;
         }
-        let (now, over) = (self.late_claims.clock.now(), self.progress.over());
-        let mut claims = self.late_claims.claims.lock();
-        for attempt in self.attempts.drain(..) {
-            // An attempt that is never released is forgotten when there are many.
-            if claims.len().is_power_of_two() {
-                claims.retain(|_, claim| now.since(claim.given_up) < LATEST);
-            }
-            claims.insert(attempt, LateClaim { given_up: now, over });
-        }
+        self.late_claims.note(self.attempts.drain(..), self.clock.now(), self.progress.over());
     }
 }
 
@@ -130,9 +84,10 @@ mod tests {
     #[test]
     fn a_claim_is_late_until_a_release_follows_it_on_its_connection_or_its_time_is_over() {
         let (clock, hand) = Clock::manual();
-        let late_claims = LateClaims::new(clock);
+        let late_claims = LateClaims::new(LATEST);
         let attempts: Vec<_> = (0..4).map(|_| AttemptId::random()).collect();
-        let sending: Vec<_> = attempts.iter().map(|attempt| late_claims.sending(vec![*attempt])).collect();
+        let sending: Vec<_> =
+            attempts.iter().map(|attempt| Sending::new(&late_claims, &clock, vec![*attempt])).collect();
         // Never sent; handed over but perhaps not written; sent over connection 7; answered.
         assert!(sending[1..].iter().all(|sending| sending.progress.leave()));
         sending[2].progress.sent(7);
@@ -144,10 +99,10 @@ mod tests {
         let are_late =
             |late_claims: &LateClaims| attempts.iter().map(|it| late_claims.until(*it).is_some()).collect::<Vec<_>>();
         assert_eq!(are_late(&late_claims), [false, true, true, false]);
-        attempts.iter().for_each(|attempt| late_claims.released(*attempt, 7));
+        attempts.iter().for_each(|attempt| late_claims.released(*attempt, 7, clock.now()));
         assert_eq!(are_late(&late_claims), [false, true, false, false]);
         hand.jump(LATEST);
-        attempts.iter().for_each(|attempt| late_claims.released(*attempt, 8));
+        attempts.iter().for_each(|attempt| late_claims.released(*attempt, 8, clock.now()));
         assert_eq!(are_late(&late_claims), [false; 4]);
     }
 }

@@ -1,6 +1,6 @@
-//! The attempts of this process that wait for a lock, and the messages that tell them.
+//! The attempts of this process that wait for a lock, and the messages that tell them: of engines whose releases hand the
+//! lock over in a message.
 
-use crate::types::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use tokio::sync::Notify;
 use crate::contract::{Attachment, Grant, Losses, Term};
 use crate::types::clock::Moment;
 use crate::types::event::LossReason;
+use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::{AttemptId, FencingToken};
 
 /// The waiting attempts of one engine.
 #[derive(Debug)]
-pub(in crate::engines) struct Waiting {
+pub(crate) struct Waiting {
     drift: f64,
     losses: Losses,
     table: Mutex<BTreeMap<AttemptId, Place>>,
@@ -56,7 +57,7 @@ struct Handed {
 }
 
 impl Waiting {
-    pub(in crate::engines) fn new(attachment: &Attachment) -> Self {
+    pub(crate) fn new(attachment: &Attachment) -> Self {
         let Attachment { drift, losses, .. } = attachment.clone();
         Waiting {
             drift,
@@ -69,22 +70,30 @@ impl Waiting {
     }
 
     /// Keeps messages for `attempt` from now on. Called before its claim is sent: the grant may overtake the reply.
-    pub(in crate::engines) fn enlist(&self, attempt: AttemptId) {
+    pub(crate) fn enlist(&self, attempt: AttemptId) {
         let place = || Place { message: Arc::new(Notify::new()), era: 0, claimed: None, handed: None };
         let mut table = self.table();
         table.entry(attempt).or_insert_with(place).era = self.era.load(Ordering::Acquire);
         self.count.store(table.len(), Ordering::Release);
     }
 
+    /// Like [`enlist`](Waiting::enlist), for a claim that finds out all that messages from before have said: they wake no one.
+    pub(crate) fn enlist_anew(&self, attempt: AttemptId) {
+        self.enlist(attempt);
+        if let Some(place) = self.table().get_mut(&attempt) {
+            place.message = Arc::default();
+        }
+    }
+
     /// The claim of `attempt` that was sent at `sent` was answered busy at `server_us`.
-    pub(in crate::engines) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: u64) {
+    pub(crate) fn answered(&self, attempt: AttemptId, sent: Moment, server_us: u64) {
         let era = self.era.load(Ordering::Acquire);
         if let Some(place) = self.table().get_mut(&attempt).filter(|place| place.era == era) {
             place.claimed = Some(SentClaim { sent, server_us });
         }
     }
 
-    pub(in crate::engines) fn forget(&self, attempt: AttemptId) {
+    pub(crate) fn forget(&self, attempt: AttemptId) {
         if !self.is_empty() {
             let mut table = self.table();
             table.remove(&attempt);
@@ -92,27 +101,27 @@ impl Waiting {
         }
     }
 
-    pub(in crate::engines) fn is_enlisted(&self, attempt: AttemptId) -> bool {
+    pub(crate) fn is_enlisted(&self, attempt: AttemptId) -> bool {
         !self.is_empty() && self.table().contains_key(&attempt)
     }
 
     /// Returns whether no attempt waits. An attempt that asks knows whether it does.
-    pub(in crate::engines) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
     /// Returns what is notified when a message for `attempt` comes; `None` when it is not enlisted.
-    pub(in crate::engines) fn message(&self, attempt: AttemptId) -> Option<Arc<Notify>> {
+    fn message(&self, attempt: AttemptId) -> Option<Arc<Notify>> {
         self.table().get(&attempt).map(|place| place.message.clone())
     }
 
     /// Returns whether a grant for `attempt` came as a message.
-    pub(in crate::engines) fn is_handed(&self, attempt: AttemptId) -> bool {
+    fn is_handed(&self, attempt: AttemptId) -> bool {
         self.table().get(&attempt).is_some_and(|place| place.handed.is_some())
     }
 
     /// Takes the grant that came as a message for `attempt`, if it can be believed. Its attempt waits no more.
-    pub(in crate::engines) fn take_grant(&self, attempt: AttemptId) -> Option<Grant> {
+    fn take_grant(&self, attempt: AttemptId) -> Option<Grant> {
         let mut table = self.table();
         let MapEntry::Occupied(mut place) = table.entry(attempt) else { return None };
         let told = place.get_mut().handed.take().zip(place.get().claimed);
@@ -124,8 +133,24 @@ impl Waiting {
         grant
     }
 
+    /// Returns when there is a message for `attempt`, with the grant if it was one that can be believed.
+    pub(crate) async fn notified(&self, attempt: AttemptId) -> Option<Grant> {
+        self.message(attempt)?.notified().await;
+        self.take_grant(attempt)
+    }
+
+    /// Returns when `attempt`, whose last claim failed, was given the lock all the same.
+    pub(crate) async fn overhear(&self, attempt: AttemptId) {
+        self.enlist(attempt);
+        let _enlisted = Enlisted(self, attempt);
+        let Some(message) = self.message(attempt) else { return };
+        while !self.is_handed(attempt) {
+            message.notified().await;
+        }
+    }
+
     /// `attempt` claims again, if it is one of ours.
-    pub(in crate::engines) fn wake(&self, attempt: AttemptId) {
+    pub(crate) fn wake(&self, attempt: AttemptId) {
         if let Some(place) = self.table().get(&attempt) {
             place.message.notify_one();
         }
@@ -133,7 +158,7 @@ impl Waiting {
 
     /// All attempts claim again: after a reconnect it is unknown which messages were missed, and by which clock the last
     /// reply was.
-    pub(in crate::engines) fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         let mut table = self.table();
         self.told.lock().clear();
         self.era.fetch_add(1, Ordering::AcqRel);
@@ -147,13 +172,13 @@ impl Waiting {
 
     /// Takes a message of our channel, and wakes its waiter. One that is not understood is ignored: the waiter's slow poll
     /// stands behind it.
-    pub(in crate::engines) fn hear(&self, message: &[u8], received: Moment) {
+    pub(crate) fn hear(&self, message: &[u8], received: Moment) {
         self.take_message(message, received);
         self.wake_told();
     }
 
     /// Takes a message of our channel. Its waiter is woken by the next [`wake_told`](Waiting::wake_told).
-    pub(in crate::engines) fn take_message(&self, message: &[u8], received: Moment) {
+    pub(crate) fn take_message(&self, message: &[u8], received: Moment) {
         let Ok(text) = std::str::from_utf8(message) else { return };
         let mut words = text.split(' ');
         let lost = |word: Option<&str>, reason| {
@@ -182,13 +207,22 @@ impl Waiting {
     }
 
     /// Wakes the waiters whose messages were taken.
-    pub(in crate::engines) fn wake_told(&self) {
+    pub(crate) fn wake_told(&self) {
         let told = std::mem::take(&mut *self.told.lock());
         told.iter().for_each(|message| message.notify_one());
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<AttemptId, Place>> {
         self.table.lock()
+    }
+}
+
+/// An attempt that is forgotten when this is dropped.
+struct Enlisted<'a>(&'a Waiting, AttemptId);
+
+impl Drop for Enlisted<'_> {
+    fn drop(&mut self) {
+        self.0.forget(self.1);
     }
 }
 
@@ -223,7 +257,6 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::engines::redis::wait::{notified, overhear};
     use crate::types::clock::Clock;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -246,7 +279,7 @@ mod tests {
         hand.jump(SECOND * 60);
         // Granted one second after the claim, read a minute after it.
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
-        let grant = notified(&waiting, attempt).await.expect("a grant");
+        let grant = waiting.notified(attempt).await.expect("a grant");
         let term = grant.term.expect("a lease");
         assert_eq!(term.ttl, SECOND);
         assert_eq!(term.start.since(sent), Duration::from_millis(999));
@@ -265,9 +298,9 @@ mod tests {
         waiting.answered(attempt, clock.now(), 8_000_000);
         hand.jump(Duration::from_millis(1));
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
-        assert!(notified(&waiting, attempt).await.is_none(), "claims again");
+        assert!(waiting.notified(attempt).await.is_none(), "claims again");
         waiting.hear(message(attempt, 8_000_500).as_bytes(), clock.now());
-        assert!(notified(&waiting, attempt).await.is_some(), "the next one is good");
+        assert!(waiting.notified(attempt).await.is_some(), "the next one is good");
     }
 
     #[tokio::test]
@@ -278,7 +311,7 @@ mod tests {
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.jump(SECOND);
         waiting.hear(message(attempt, 3_600_000_000).as_bytes(), clock.now());
-        assert!(notified(&waiting, attempt).await.is_none(), "it would begin in the future");
+        assert!(waiting.notified(attempt).await.is_none(), "it would begin in the future");
     }
 
     #[tokio::test]
@@ -286,13 +319,13 @@ mod tests {
         let (clock, hand) = Clock::manual();
         let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.hear(message(attempt, 1).as_bytes(), clock.now());
-        assert!(notified(&waiting, attempt).await.is_none(), "nobody waits: claim again");
+        assert!(waiting.notified(attempt).await.is_none(), "nobody waits: claim again");
         waiting.enlist(attempt);
         let sent = clock.now();
         hand.jump(SECOND);
         waiting.hear(message(attempt, 7).as_bytes(), clock.now());
         waiting.answered(attempt, sent, 5);
-        assert_eq!(notified(&waiting, attempt).await.expect("a grant").token, FencingToken::new(42));
+        assert_eq!(waiting.notified(attempt).await.expect("a grant").token, FencingToken::new(42));
     }
 
     #[tokio::test]
@@ -304,12 +337,12 @@ mod tests {
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.jump(SECOND);
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
-        assert!(notified(&waiting, attempt).await.is_none(), "claims again");
+        assert!(waiting.notified(attempt).await.is_none(), "claims again");
         waiting.enlist(attempt);
         waiting.answered(attempt, clock.now(), 5_000_000);
         hand.jump(SECOND);
         waiting.hear(message(attempt, 6_000_000).as_bytes(), clock.now());
-        assert!(notified(&waiting, attempt).await.is_some());
+        assert!(waiting.notified(attempt).await.is_some());
     }
 
     #[tokio::test]
@@ -317,7 +350,7 @@ mod tests {
         let (clock, _hand) = Clock::manual();
         let (waiting, attempt) = (waiting(), AttemptId::random());
         {
-            let mut overheard = std::pin::pin!(overhear(&waiting, attempt));
+            let mut overheard = std::pin::pin!(waiting.overhear(attempt));
             assert!(timeout(Duration::ZERO, overheard.as_mut()).await.is_err());
             waiting.hear(format!("retry {attempt}").as_bytes(), clock.now());
             waiting.wake_all();
@@ -325,8 +358,19 @@ mod tests {
             waiting.hear(message(attempt, 1).as_bytes(), clock.now());
             overheard.await;
         }
-        assert!(timeout(Duration::ZERO, overhear(&waiting, attempt)).await.is_err(), "told once");
+        assert!(timeout(Duration::ZERO, waiting.overhear(attempt)).await.is_err(), "told once");
         assert!(waiting.is_empty(), "nobody listens any more");
+    }
+
+    #[tokio::test]
+    async fn a_message_from_before_a_claim_that_finds_out_wakes_no_one_and_one_after_it_is_kept() {
+        let (waiting, attempt) = (waiting(), AttemptId::random());
+        waiting.enlist_anew(attempt);
+        waiting.wake_all();
+        waiting.enlist_anew(attempt);
+        assert!(timeout(Duration::ZERO, waiting.notified(attempt)).await.is_err(), "the claim is the answer to it");
+        waiting.hear(format!("retry {attempt}").as_bytes(), Moment::from_nanos(1));
+        assert!(timeout(Duration::ZERO, waiting.notified(attempt)).await.is_ok(), "it came before the wait");
     }
 
     #[tokio::test]
@@ -350,7 +394,7 @@ mod tests {
         }
         waiting.hear(b"\xff\xff", clock.now());
         waiting.hear(format!("retry {} {attempt}", AttemptId::random()).as_bytes(), clock.now());
-        assert!(notified(&waiting, attempt).await.is_none(), "told to claim again");
+        assert!(waiting.notified(attempt).await.is_none(), "told to claim again");
     }
 
     #[test]
@@ -365,7 +409,7 @@ mod tests {
                 waiting.answered(attempt, clock.now(), 5_000_000);
                 waiting.hear(input, clock.now());
                 waiting.wake(attempt);
-                if let Some(term) = notified(&waiting, attempt).await.and_then(|grant| grant.term) {
+                if let Some(term) = waiting.notified(attempt).await.and_then(|grant| grant.term) {
                     assert!(term.start <= clock.now(), "a lease that begins in the future");
                     let _ = crate::types::clock::deadline(term.start, term.ttl, waiting.drift);
                 }
