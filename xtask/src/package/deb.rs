@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn only_foreign_crates_that_are_linked_have_a_line() {
         assert_eq!(linked_crate("tokio v1.47.0: MIT (*)").as_deref(), Some("tokio 1.47.0: MIT"));
-        for line in ["", "distlock v0.1.0 (/work/x): MIT", "serde_derive v1.0.0 (proc-macro): MIT"] {
+        for line in ["", "distlock v0.1.0 (/src/x): MIT", "serde_derive v1.0.0 (proc-macro): MIT"] {
             assert_eq!(linked_crate(line), None, "{line}");
         }
     }
