@@ -1,4 +1,4 @@
-//! The Debian package of the program. It has no maintainer scripts: `docs/decisions/0042-a-package-without-scripts.md`.
+//! The Debian package of the program. It has no maintainer scripts: `docs/decisions/0040-a-package-without-scripts.md`.
 
 use std::fmt::Write as _;
 use std::fs;
