@@ -9,7 +9,7 @@ use crate::note::{Note, Notes};
 /// How long a user waits without a word.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Awaits `work`. Where somebody looks at the terminal, `note` is said once if the work takes longer than a second.
+/// Awaits `work`. On a terminal, `note` is printed once if the work takes longer than a second.
 pub(crate) async fn watched<T>(
     notes: &mut Notes,
     note: impl Future<Output = Note>,

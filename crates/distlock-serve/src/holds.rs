@@ -34,7 +34,7 @@ struct Slot {
 }
 
 impl Table {
-    /// Sets when to look at a hold. Returns whether that is sooner than anybody looks.
+    /// Sets when to look at a hold. Returns whether that is sooner than [`Holds::next_end`] looks.
     fn look_at(&mut self, id: HoldId, look: Option<Moment>) -> bool {
         let Some(slot) = self.holds.get_mut(&id) else { return false };
         if let Some(old) = std::mem::replace(&mut slot.look, look) {

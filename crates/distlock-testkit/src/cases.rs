@@ -563,10 +563,7 @@ pub async fn a_thousand_tasks_take_turns(world: &World) {
         tasks.spawn(async move {
             let guard = locker.lock(&key).ttl(Duration::from_secs(60)).await.expect("granted");
             tokens.lock().unwrap().push(guard.fencing_token());
-            // A server on a busy machine may reply too late; the release goes on then, and the next task waits for it.
-            if let Err(error) = guard.unlock().await {
-                assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-            }
+            guard.unlock().await.expect("released");
         });
     }
     // Unbounded here, since a busy machine may take long; the suite ends a case that hangs.

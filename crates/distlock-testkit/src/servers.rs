@@ -29,7 +29,6 @@ mod redlock_nodes;
 mod reply;
 mod resp;
 mod sentinel;
-mod shared_memory;
 mod spawner;
 
 pub(crate) use built::built;

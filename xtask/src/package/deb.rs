@@ -99,7 +99,7 @@ fn copyright() -> io::Result<String> {
     let mit = fs::read_to_string("LICENSE-MIT")?;
     let mut lines = mit.lines();
     let holder = lines.by_ref().find_map(|line| line.strip_prefix("Copyright (c) "));
-    let holder = holder.ok_or_else(|| failed("LICENSE-MIT names nobody".into()))?;
+    let holder = holder.ok_or_else(|| failed("LICENSE-MIT names no holder of the copyright".into()))?;
     let indented = |line: &str| if line.is_empty() { " .\n".into() } else { format!(" {line}\n") };
     let mit: String = lines.skip_while(|line| line.is_empty()).map(indented).collect();
     let list = ["tree", "-p", "distlock-cli", "--edges", "normal", "--prefix", "none", "--format", "{p}: {l}"];

@@ -13,7 +13,7 @@ struct Library {
     versions: &'static str,
 }
 
-/// The libraries that a Rust program may need. One that is not here makes packing fail: nobody has thought of it yet.
+/// The libraries that a Rust program may need. Packing fails if the program needs another one, which a maintainer must add here with its package.
 const LIBRARIES: [Library; 5] = [
     Library { name: "libc.so", package: "libc6", versions: "GLIBC_" },
     Library { name: "libm.so", package: "libc6", versions: "GLIBC_" },

@@ -75,7 +75,7 @@ pub(super) fn put(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// Lets everybody read what is below `root`, whatever this user's mask is.
+/// Lets all users read what is below `root`, whatever this user's mask is.
 pub(super) fn open_to_all(root: &Path) -> io::Result<()> {
     let cmd = Cmd::new("chmod").args(&["-R", "u=rwX,go=rX", &root.to_string_lossy()]);
     if cmd.succeeds() { Ok(()) } else { Err(failed(format!("{cmd} failed"))) }

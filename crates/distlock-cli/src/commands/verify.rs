@@ -64,7 +64,7 @@ struct VerifyRun {
     lines: Vec<WorkerLine>,
     kills: u32,
     pauses: u32,
-    /// Whether somebody sees the progress.
+    /// Whether a user sees the progress, by [`Notes::are_seen`].
     is_seen: bool,
 }
 

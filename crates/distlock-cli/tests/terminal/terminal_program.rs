@@ -81,6 +81,7 @@ impl TerminalProgram {
             }
             assert!(seen.elapsed() < LIMIT, "no {text:?} on {screen:?}");
             drop(screen);
+            // What a terminal shows can only be polled.
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
@@ -89,6 +90,7 @@ impl TerminalProgram {
 impl Drop for TerminalProgram {
     fn drop(&mut self) {
         let _ = self.keyboard.write_all(b"\x03\x03\nkill -9 $(jobs -p); exit\n");
+        // For the shell to kill its jobs, which this process does not know; then the shell is killed, too.
         std::thread::sleep(std::time::Duration::from_millis(100));
         let _ = self.shell.kill();
         let _ = self.shell.wait();

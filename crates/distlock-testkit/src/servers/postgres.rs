@@ -18,7 +18,6 @@ use super::postgres_options::PostgresOptions;
 use super::postgres_programs::{find, major_version};
 use super::process::Process;
 use super::program::find_program;
-use super::shared_memory::remove_orphans;
 
 /// The user that the server runs as where the tests are root: it refuses to be root.
 const SERVER_USER: &str = "postgres";
@@ -53,7 +52,6 @@ impl PostgresServer {
 
     #[track_caller]
     pub(super) fn launch(options: &PostgresOptions) -> PostgresServer {
-        remove_orphans();
         for _ in 0..ATTEMPTS {
             let (directory, port) = (Directory::new(), Port::free());
             make_data(options, directory.path());

@@ -319,7 +319,7 @@ mod tests {
         let (clock, hand) = Clock::manual();
         let (waiting, attempt) = (waiting(), AttemptId::random());
         waiting.hear(message(attempt, 1).as_bytes(), clock.now());
-        assert!(waiting.notified(attempt).await.is_none(), "nobody waits: claim again");
+        assert!(waiting.notified(attempt).await.is_none(), "the attempt waits no more: claim again");
         waiting.enlist(attempt);
         let sent = clock.now();
         hand.jump(SECOND);

@@ -251,9 +251,9 @@ mod tests {
         in_time(dial.began.notified()).await;
         listener.shut();
         in_time(dial.ended.notified()).await;
-        assert!(!in_time(beginning).await.unwrap(), "whoever waits for it is told at once");
+        assert!(!in_time(beginning).await.unwrap(), "a claim that waits for it is told at once");
         assert!(!in_time(listener.begin(LONG * 10)).await);
-        assert!(listener.task.lock().is_none(), "a task that nobody would end");
+        assert!(listener.task.lock().is_none(), "no task is left, which nothing would end");
         assert!(!listener.shared.turn(Hearing::NotYet), "a task that is being ended changes nothing");
         assert!(listener.channel().is_none() && !listener.is_deaf());
     }

@@ -1,6 +1,6 @@
 -- What the functions of the engine share. None is called by clients.
 
--- Returns a time in microseconds; NULL for one that somebody wrote and that is not finite. Its volatility and its single use of
+-- Returns a time in microseconds; NULL for one that was written by hand and is not finite. Its volatility and its single use of
 -- the argument let the planner put the expression in place of the call, which would cost more than a lock.
 CREATE OR REPLACE FUNCTION "distlock"._us(t timestamptz) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
