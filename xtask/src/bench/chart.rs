@@ -15,8 +15,9 @@ const GAP: f64 = 14.0;
 /// Colours for a light and a dark page; only fonts that the reader has.
 const STYLE: &str = "<style>text{font:12px system-ui,sans-serif;fill:#1f2328}.head{font-weight:600}\
     .page{fill:#ffffff}.peer{fill:#8c959f}.ours{fill:#0969da}.floor{stroke:#57606a;stroke-dasharray:3 3}\
+    .value{paint-order:stroke;stroke:#ffffff;stroke-width:4px}\
     @media(prefers-color-scheme:dark){text{fill:#e6edf3}.page{fill:#0d1117}.peer{fill:#6e7681}.ours{fill:#4493f8}\
-    .floor{stroke:#8b949e}}</style>";
+    .floor{stroke:#8b949e}.value{stroke:#0d1117}}</style>";
 
 /// Bars of one scenario.
 struct Panel {
@@ -47,6 +48,7 @@ impl Panel {
         let (line, bottom) = (zero + scale, top + HEAD + self.bars.len() as f64 * ROW);
         let _ = write!(svg, "<text class=\"head\" x=\"{left:.0}\" y=\"{:.0}\">{}</text>", top + 14.0, self.title);
         let _ = write!(svg, "<text x=\"{line:.0}\" y=\"{:.0}\" text-anchor=\"middle\">floor</text>", top + 32.0);
+        let mut values = String::new();
         for (number, (label, share, is_ours)) in self.bars.iter().enumerate() {
             let y = top + HEAD + number as f64 * ROW;
             let (class, width) = (if *is_ours { "ours" } else { "peer" }, (share * scale).max(1.0));
@@ -56,17 +58,13 @@ impl Panel {
                 svg,
                 "<rect class=\"{class}\" x=\"{zero:.0}\" y=\"{y:.0}\" width=\"{width:.1}\" height=\"14\"/>"
             );
-            let _ = write!(
-                svg,
-                "<text x=\"{:.0}\" y=\"{:.0}\">{}</text>",
-                zero + width + 6.0,
-                y + 12.0,
-                ratio_text(*share)
-            );
+            // The line of the floor is drawn after the bars, and the values with their margin over it.
+            let (x, y, value) = (zero + width + 6.0, y + 12.0, ratio_text(*share));
+            let _ = write!(values, "<text class=\"value\" x=\"{x:.0}\" y=\"{y:.0}\">{value}</text>");
         }
         let _ = write!(
             svg,
-            "<line class=\"floor\" x1=\"{line:.0}\" x2=\"{line:.0}\" y1=\"{:.0}\" y2=\"{bottom:.0}\"/>",
+            "<line class=\"floor\" x1=\"{line:.0}\" x2=\"{line:.0}\" y1=\"{:.0}\" y2=\"{bottom:.0}\"/>{values}",
             top + HEAD - 6.0
         );
     }
