@@ -75,7 +75,7 @@ impl Scratch {
         let script = format!(
             "#!/bin/sh\ncase \"$*\" in\n\
              'run --release -- '*) shift 3; exec '{program}' \"$@\" ;;\n\
-             'install --path crates/distlock-cli') mkdir -p ~/.cargo/bin; exec ln -sf '{program}' ~/.cargo/bin/ ;;\n\
+             'install --locked --path crates/distlock-cli') mkdir -p ~/.cargo/bin; exec ln -sf '{program}' ~/.cargo/bin/ ;;\n\
              {}\n\
              *) echo \"the stand-in does not know: cargo $*\" >&2; exit 64 ;;\nesac\n",
             example("service").unwrap_or_default()
