@@ -95,11 +95,12 @@ mod pages {
 pub use api::ask::{AskRequest, Asked};
 #[cfg(feature = "blocking")]
 pub use api::blocking::Blocking;
+pub use api::builder::LockerBuilder;
 pub use api::election::{CampaignRequest, Election, Leader, Leaders, Leadership};
 pub use api::fencing;
 pub use api::guard::{HoldState, LockGuard};
 pub use api::inspect::{Change, Inspect, Watch};
-pub use api::locker::{Locker, LockerBuilder};
+pub use api::locker::Locker;
 pub use api::multi::{LockAllRequest, MultiGuard};
 pub use api::once::{DEFAULT_KEEP, MAX_PERIOD, MIN_PERIOD, Once, OnceOutcome, OnceRequest};
 pub use api::once_guard::OnceGuard;

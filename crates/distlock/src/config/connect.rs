@@ -1,6 +1,7 @@
 //! From a URL or a configuration to a locker, and to an examination of its engine.
 
-use crate::api::locker::{Locker, LockerBuilder};
+use crate::api::builder::LockerBuilder;
+use crate::api::locker::Locker;
 use crate::config::fields::Config;
 use crate::config::settings::Settings;
 use crate::core::family::check_runtime;
