@@ -18,7 +18,17 @@ use crate::types::options::Options;
 use crate::types::owner::OwnerId;
 
 impl Locker {
-    /// Returns a locker over `backend` with all defaults.
+    /// Returns a locker over `backend` with all defaults. For an engine that a URL names, use
+    /// [`connect`](Locker::connect).
+    ///
+    /// ```
+    /// use distlock::{Locker, backend::memory::Memory};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let locker = Locker::new(Memory::new())?;
+    /// locker.lock("invoice:42").await?.unlock().await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Kind `Backend` if the keeper's thread cannot be started.
@@ -39,7 +49,21 @@ impl Locker {
     }
 }
 
-/// A builder of a [`Locker`] with other defaults.
+/// A builder of a [`Locker`] with other defaults; made by [`Locker::builder`].
+///
+/// ```
+/// use std::time::Duration;
+/// use distlock::Locker;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// let locker = Locker::builder()
+///     .default_ttl(Duration::from_secs(30)) // the lease; default 10 s
+///     .default_wait(Duration::from_secs(5)) // default: no limit
+///     .owner_per_request()
+///     .connect("mem://builder")
+///     .await?;
+/// # locker.lock("invoice:42").await?.unlock().await }
+/// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct LockerBuilder {
     pub(crate) options: Options,
@@ -120,7 +144,7 @@ impl LockerBuilder {
         self
     }
 
-    /// Sets the observer of all events. Default: none.
+    /// Sets the observer of all events. Default: none. The example is at [`Observer`].
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observer = Some(Arc::new(observer));
         self

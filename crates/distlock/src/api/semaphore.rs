@@ -80,12 +80,13 @@ impl Semaphore {
         self
     }
 
-    /// Requests a permit and waits for it.
+    /// Requests a permit and waits for it, with the options of [`LockRequest`]. Awaiting it returns a
+    /// [`LockGuard`](crate::LockGuard).
     pub fn acquire(&self) -> LockRequest {
         LockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
     }
 
-    /// Requests a permit once: `None` if all are taken.
+    /// Requests a permit once, without waiting: `None` if all are taken, or a waiter is before this request.
     pub fn try_acquire(&self) -> TryLockRequest {
         TryLockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
     }
