@@ -54,7 +54,7 @@ impl Semaphore {
     ///
     /// The number of each request counts for itself: with `n` slots it is granted when it is the first in the queue and
     /// fewer than `n` permits are held, whatever number those were requested with. So there are never more holders than
-    /// the largest number in use, no holder is thrown out, no request overtakes another, and once all instances say
+    /// the largest number in use, no holder loses its slot, no request overtakes another, and once all instances say
     /// the same number, that number is the size.
     ///
     /// All users of the semaphore must say `or_resize`: a request without it agrees only with its own number. Deploy
