@@ -380,7 +380,7 @@ pub struct Ls {
 #[command(
     after_help = "Exit status: 0 ready; 64 usage, 69 engine unreachable, 77 not permitted, 78 configuration.\n\n\
                         Examples:\n  distlock setup postgres://app@db1/shop\n  \
-                        distlock setup --print postgres://app@db1/shop > locks.sql"
+                        distlock setup --print postgres://app@db1/shop"
 )]
 pub struct Setup {
     /// The engine to prepare, as with --url
