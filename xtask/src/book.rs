@@ -17,15 +17,16 @@ const DECISIONS: &str = "docs/decisions";
 const SOURCE: &str = "target/book/src";
 const INDEX: &str = "target/book/html/index.html";
 
-/// Collects the pages and builds the book. Returns whether that succeeded.
+/// Collects the pages and builds the book. Returns whether that succeeded. Without mdBook the book is skipped by name, as
+/// other checks are whose tools are missing.
 pub(crate) fn run() -> bool {
     if let Err(error) = collect() {
         eprintln!("{SOURCE}: {error}");
         return false;
     }
     if !Cmd::new("mdbook").args(&["--version"]).succeeds_silently() {
-        eprintln!("the pages are in {SOURCE}; the book needs mdBook: cargo install --locked mdbook");
-        return false;
+        println!("skipped: book: mdBook is not installed (cargo install --locked mdbook); its pages are in {SOURCE}");
+        return true;
     }
     let built = Cmd::new("mdbook").args(&["build"]).succeeds();
     if built {

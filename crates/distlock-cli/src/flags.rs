@@ -211,7 +211,7 @@ pub struct Run {
 #[command(next_help_heading = "Once")]
 pub struct Once {
     /// Run the command once in each period of this length (10m, 1h, 1d), on all machines together; exit with 0, or what -E
-    /// says, when that is done or under way; with --wait, wait for its end
+    /// says, when that is done or in progress; with --wait, wait for its end
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub once_per: Option<Duration>,
     /// Run the command once for this text: a build number, a date
@@ -329,6 +329,8 @@ pub struct Acquire {
 
 /// `distlock renew`. The holder knows its engine, so the command has no engine options.
 #[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 renewed for a whole lease, 79 not held any more: stop the work.\n\n\
+                        Examples:\n  distlock renew deploy --token \"$token\"")]
 pub struct Renew {
     /// The lock
     pub name: OsString,
@@ -345,6 +347,8 @@ pub struct Renew {
 
 /// `distlock release`. As with `renew`, the holder knows its engine.
 #[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 released, 79 not held any more.\n\n\
+                        Examples:\n  distlock release deploy --token \"$token\"")]
 pub struct Release {
     /// The lock
     pub name: OsString,
@@ -373,7 +377,11 @@ pub struct Ls {
 
 /// `distlock setup`.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 ready; 64 usage, 69 engine unreachable, 77 not permitted, 78 configuration.")]
+#[command(
+    after_help = "Exit status: 0 ready; 64 usage, 69 engine unreachable, 77 not permitted, 78 configuration.\n\n\
+                        Examples:\n  distlock setup postgres://app@db1/shop\n  \
+                        distlock setup --print postgres://app@db1/shop"
+)]
 pub struct Setup {
     /// The engine to prepare, as with --url
     #[arg(value_name = "URL", conflicts_with = "url")]
@@ -476,6 +484,9 @@ pub struct Show {
 
 /// `distlock history`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  DISTLOCK_HISTORY=100 distlock run nightly -- ./backup.sh\n  distlock history nightly"
+)]
 pub struct History {
     /// The lock
     pub name: OsString,
@@ -492,6 +503,8 @@ pub struct History {
 
 /// `distlock ask`.
 #[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 released or free, 75 not released in time.\n\n\
+                        Examples:\n  distlock ask --reason 'a deploy' --wait 5m nightly")]
 pub struct Ask {
     /// The lock
     pub name: OsString,
@@ -512,7 +525,7 @@ pub struct Ask {
 /// `distlock break`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-                        distlock show nightly        its token is in the answer\n  \
+                        distlock show nightly        prints its token\n  \
                         distlock break nightly --if-token 1763244000123456 --reason 'db7 is gone'")]
 pub struct Break {
     /// The lock

@@ -186,6 +186,17 @@ fn every_command_in_migrating_md_runs() {
 }
 
 #[test]
+fn every_command_in_console_md_runs() {
+    assert_runs("docs/console.md");
+}
+
+#[test]
+fn every_command_in_the_pages_of_engines_runs() {
+    assert_runs("docs/backends/file.md");
+    assert_runs("docs/backends/redis.md");
+}
+
+#[test]
 fn every_command_in_choosing_md_and_mistakes_md_runs() {
     assert_runs("docs/choosing.md");
     assert_runs("docs/mistakes.md");

@@ -39,7 +39,7 @@ async fn charge(State(locker): State<Arc<Locker>>, Path(id): Path<u64>) -> Resul
     let guard = request.await.map_err(|error| status(&error))?;
     // If the lock is lost, `run` drops the payment at its next await and returns an error.
     let receipt = guard.run(pay(id, guard.fencing_token())).await.map_err(|error| status(&error))?;
-    // The invoice is charged. A release whose reply is lost goes on in the background.
+    // The invoice is charged. A release whose reply is lost continues in the background.
     if let Err(error) = guard.unlock().await {
         eprintln!("invoice {id} is charged, but its lock may last until its lease ends: {error}");
     }

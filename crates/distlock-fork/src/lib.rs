@@ -5,7 +5,14 @@
 //! copy a process, `fork` and the bare system call `clone` alike, from whichever thread. Only a child that shares the
 //! memory of its parent (`vfork`) is not told apart: it may call nothing but `exec` and `_exit`.
 //!
-//! Nothing here locks: a child of which the parent was in the middle of [`generation`] is not blocked.
+//! Nothing here locks: a child whose parent was inside [`generation`] at the fork is not blocked.
+//!
+//! ```
+//! let before = distlock_fork::generation();
+//! // … later, perhaps in a child:
+//! let is_same_process = distlock_fork::generation() == before;
+//! assert!(is_same_process);
+//! ```
 
 use std::ffi::c_void;
 use std::num::NonZeroU64;
@@ -19,7 +26,7 @@ static NO_WORD: AtomicU64 = AtomicU64::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the number of this process: it stays the same as long as the process lives, and differs from the number of
-/// every ancestor. Numbers of siblings may be equal. `None` if the kernel does not tell of forks this way; then it never does.
+/// every ancestor. Numbers of siblings may be equal. `None` on a kernel without such memory: then always.
 #[must_use]
 pub fn generation() -> Option<NonZeroU64> {
     let word = word()?;

@@ -59,7 +59,7 @@ impl AccessToken {
         fits.then(|| AccessToken(text.to_owned()))
     }
 
-    /// Whether the token is `word`, in constant time.
+    /// Returns whether the token is `word`, in constant time.
     #[must_use]
     pub fn is(&self, word: &str) -> bool {
         self.0.as_bytes().ct_eq(word.as_bytes()).into()

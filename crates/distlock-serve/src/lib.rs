@@ -3,6 +3,8 @@
 //! One locker for all clients. A hold lives as long as its client: while the client's event stream is open, or while the
 //! client calls within a silence that it chose. What the client is told is true for as long as it says, also when the daemon
 //! or the client is stopped, and when messages are late: `docs/serve.md`.
+//!
+//! Only the HTTP interface is stable. The Rust interface is for the program `distlock` and may change in any version.
 
 mod api;
 mod attempts;

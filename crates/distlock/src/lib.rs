@@ -35,8 +35,8 @@
 //!
 //! One owner holds a lock at a time. A holder whose lease ends is told before the next owner is granted the lock. Each
 //! grant has a higher fencing token than the one before. A lost reply is an [`Error`] of kind
-//! [`Unknown`](ErrorKind::Unknown), neither success nor failure. Dropping a future or a guard at any point leaves
-//! nothing behind.
+//! [`Unknown`](ErrorKind::Unknown), neither success nor failure; [`ErrorKind`] says what to do for each kind. Dropping a
+//! future or a guard at any point is safe: its lock or its place in the queue is released in the background.
 //!
 //! No lease can stop a process that is paused between its last check and its write: let the resource check the token.
 //!
@@ -71,7 +71,28 @@ mod types;
 pub mod backend {
     //! The contract between a locker and an engine, and the engines.
     //!
-    //! An engine implements [`Backend`]; each "Behaviour" paragraph there is a promise that the conformance suite
+    //! Most programs need nothing from here: [`Locker::connect`](crate::Locker::connect) takes a URL. The builders of
+    //! the engines are for options that a URL does not have, such as a stream or a channel of the application's own:
+    //!
+    //! ```
+    //! use distlock::{Locker, backend::memory::{Memory, Store}};
+    //!
+    //! # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    //! let store = Store::new();
+    //! let locker = Locker::new(Memory::on(&store))?;
+    //! # locker.lock("a").await?.unlock().await }
+    //! ```
+    //!
+    //! | engine | made by | feature |
+    //! |---|---|---|
+    //! | memory | `memory::Memory::on` | – |
+    //! | file | `file::FileBackend::in_dir`, `host` | – (Linux) |
+    //! | Redis | `redis::Redis::tcp`, `unix`, `sentinel`, `cluster`, `over` | `redis` |
+    //! | Redlock | `redlock::Redlock::of` | `redis` |
+    //! | etcd | `etcd::Etcd::builder`, `over` | `etcd` |
+    //! | PostgreSQL | `postgres::Postgres::tcp`, `any_of`, `unix`, `over` | `postgres` |
+    //!
+    //! A new engine implements [`Backend`]; each "Behaviour" paragraph there is a promise that the conformance suite
     //! tests.
 
     pub use crate::contract::{
@@ -95,11 +116,12 @@ mod pages {
 pub use api::ask::{AskRequest, Asked};
 #[cfg(feature = "blocking")]
 pub use api::blocking::Blocking;
+pub use api::builder::LockerBuilder;
 pub use api::election::{CampaignRequest, Election, Leader, Leaders, Leadership};
 pub use api::fencing;
 pub use api::guard::{HoldState, LockGuard};
 pub use api::inspect::{Change, Inspect, Watch};
-pub use api::locker::{Locker, LockerBuilder};
+pub use api::locker::Locker;
 pub use api::multi::{LockAllRequest, MultiGuard};
 pub use api::once::{DEFAULT_KEEP, MAX_PERIOD, MIN_PERIOD, Once, OnceOutcome, OnceRequest};
 pub use api::once_guard::OnceGuard;

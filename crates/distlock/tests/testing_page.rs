@@ -110,7 +110,7 @@ async fn a_release_whose_reply_is_lost_is_finished_in_the_background() {
     let (store, clock) = Store::manual();
     let locker = Locker::new(Memory::on(&store)).unwrap();
     store.script(Operation::Release, Fault::LoseRequest);
-    assert_eq!(ship(&locker, 7, async |_| ()).await, 500, "nobody knows whether it was released");
+    assert_eq!(ship(&locker, 7, async |_| ()).await, 500, "whether it was released is unknown");
     assert!(!store.is_empty());
     clock.advance(Duration::from_secs(1)).await;
     assert!(store.is_empty());

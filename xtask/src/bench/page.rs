@@ -35,8 +35,8 @@ fn merge(page: &str, mark: &str, part: &str) -> Option<String> {
 
 /// Returns the table of the README: the speed of this library and of the fastest other one, as shares of the floor.
 fn summary(results: &Results) -> String {
-    let mut text = "Speed as a share of the smallest number of requests from which a lock can be made, on the same servers in one \
-                    run by `cargo xtask bench peers`:\n\n| | distlock | the fastest other library |\n|---|---|---|\n"
+    let mut text = "1.00 is the speed of the fewest requests from which a lock can be made, without token, renewal or loss \
+                    signal; more is faster. Measured on the same servers in one run by `cargo xtask bench peers`:\n\n| | distlock | the fastest other library |\n|---|---|---|\n"
         .to_owned();
     for scenario in SCENARIOS {
         text += &summary_row(scenario, results).unwrap_or_default();

@@ -12,11 +12,11 @@ const STEPS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 4
 const ENDS = {
   held: "held now",
   released: "released",
-  ended: "released, or broken by somebody else",
+  ended: "released, or broken from elsewhere",
   expired: "its lease ran out",
   lost: "lost",
   broken: "broken",
-  unseen: "ended, and nobody saw how",
+  unseen: "ended, the end was not seen",
 };
 
 /** The drawing; `width` in pixels. */

@@ -199,7 +199,7 @@ export class Table {
     const [first] = entry.lock.holders;
     const { cells } = element;
     say(cells.mode, mode(entry.lock));
-    say(cells.who, first ? place(first) : "nobody yet");
+    say(cells.who, first ? place(first) : "no holder yet");
     say(cells.label, first?.label ?? "");
     say(cells.waiters, entry.lock.waiters ? String(entry.lock.waiters) : "–");
     cells.waiters.classList.toggle("some", entry.lock.waiters > 0);

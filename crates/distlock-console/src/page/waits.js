@@ -32,7 +32,7 @@ export class Waits {
     if (!this.data) return;
     const { heat, graph } = this.data;
     const stuck = new Set(graph.edges.filter((edge) => edge.is_stuck).flatMap((edge) => [edge.from, edge.to]));
-    const many = heat.locks === 0 ? "nobody waited" : heat.locks === 1 ? "1 lock waited for" : `${heat.locks} locks waited for`;
+    const many = heat.locks === 0 ? "no waits" : heat.locks === 1 ? "1 lock waited for" : `${heat.locks} locks waited for`;
     say($("waits-words"), `${many} in the last ten minutes`);
     say($("waits-stuck"), !stuck.size ? "" : stuck.size === 1 ? "one owner waits for itself" : `${stuck.size} owners wait for each other in a circle`);
     if (!this.panel.open) return;

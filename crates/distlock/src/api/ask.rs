@@ -29,7 +29,24 @@ pub(crate) fn asking_for(key: &Key, token: FencingToken) -> Result<Key> {
     Key::new(format!("{key}{SUFFIX}:{token}")).map_err(|error| error.with_key(key))
 }
 
-/// Asks a holder to release its lock; made by [`Locker::ask`].
+/// Asks a holder to release its lock; made by [`Locker::ask`]. Awaiting it returns [`Asked`].
+///
+/// The holder decides: it receives the reason from [`LockGuard::asked`] and releases the lock when it can.
+///
+/// ```
+/// use std::time::Duration;
+/// use distlock::{Asked, Locker};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let (holder, deploy) = (Locker::connect("mem://ask").await?, Locker::connect("mem://ask").await?);
+/// let guard = holder.lock("printer").await?;
+/// let asking = tokio::spawn(deploy.ask("printer", "a deploy").wait(Duration::from_secs(30)).into_future());
+///
+/// assert_eq!(guard.asked().await?, "a deploy"); // the holder, in a task of its own
+/// guard.unlock().await?;
+/// assert!(matches!(asking.await.expect("no panic")?, Asked::Released(_)));
+/// # Ok(()) }
+/// ```
 ///
 /// # Cancel safety
 /// Dropping the future withdraws the question.

@@ -32,7 +32,7 @@ pub struct Blocking {
 }
 
 impl Locker {
-    /// Returns this locker for threads without a tokio runtime, as a new owner.
+    /// Returns this locker for threads without a tokio runtime, as a new owner: see [`Blocking`].
     #[must_use]
     pub fn blocking(&self) -> Blocking {
         Blocking { locker: self.clone() }
@@ -44,7 +44,8 @@ impl Blocking {
         Blocking { locker }
     }
 
-    /// Blocks the thread until `request` is done: any request of the locker, or any future of its guards.
+    /// Blocks the thread until `request` is done, and returns its result: any request of the locker, or any future of its
+    /// guards.
     ///
     /// # Errors
     /// The error of the request. Kind `Config` inside a tokio runtime, whose other tasks would be blocked: await the

@@ -36,7 +36,7 @@ pub struct Election {
     key: std::result::Result<Key, (ErrorKind, String)>,
 }
 
-/// The current leader.
+/// The current leader; returned by [`Election::leader`] and [`Leaders::next`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -54,7 +54,11 @@ impl Election {
         Election { locker, key: key.map_err(|error| (error.kind(), error.to_string())) }
     }
 
-    /// Campaigns for leadership and waits until the election is won. Every client can read `value`.
+    /// Campaigns for leadership and waits until the election is won. Awaiting it returns a [`Leadership`]. Every client can
+    /// read `value`.
+    ///
+    /// # Errors
+    /// When it is awaited: as [`Locker::lock`](crate::Locker::lock).
     pub fn campaign(&self, value: impl Into<Arc<str>>) -> CampaignRequest {
         let request = match self.key() {
             Ok(key) => self.locker.lock(key),
@@ -92,12 +96,28 @@ impl Election {
     ///
     /// # Errors
     /// The engine's error; kind `Unsupported` if it cannot show locks.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
     pub async fn leader(&self) -> Result<Option<Leader>> {
         let lock = self.locker.inspect().get(self.key()?).await?;
         Ok(lock.and_then(|lock| lock.holder().map(Leader::new)))
     }
 
     /// Observes the leader by polling every `interval`, at most every 10 ms.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let election = Locker::connect("mem://observe").await?.election("scheduler");
+    /// let mut leaders = election.observe(Duration::from_millis(100));
+    /// assert_eq!(leaders.next().await?, None); // no leader yet
+    /// let leadership = election.campaign("node-7").await?;
+    /// let leader = leaders.next().await?.expect("there is a leader");
+    /// assert_eq!(leader.value.as_deref(), Some("node-7"));
+    /// # leadership.resign().await }
+    /// ```
     #[must_use]
     pub fn observe(&self, interval: Duration) -> Leaders<'_> {
         Leaders { election: self, interval: interval.max(SHORTEST_INTERVAL), seen: None }
@@ -136,7 +156,7 @@ impl Leader {
     }
 }
 
-/// A campaign; made by [`Election::campaign`].
+/// A campaign; made by [`Election::campaign`]. Awaiting it returns a [`Leadership`] once the election is won.
 ///
 /// # Cancel safety
 /// Dropping the future withdraws the candidacy, or gives up the leadership if it was just won.
@@ -232,7 +252,7 @@ impl IntoFuture for CampaignRequest {
     }
 }
 
-/// The leadership of an election. Dropping it resigns in the background.
+/// The leadership of an election. Dropping it resigns in the background; [`resign`](Leadership::resign) confirms it.
 #[derive(Debug)]
 #[must_use = "dropping it resigns"]
 pub struct Leadership {
@@ -257,9 +277,12 @@ impl Leadership {
         self.guard.relabel(value).await
     }
 
-    /// Gives up the leadership.
+    /// Gives up the leadership and confirms it.
     ///
     /// # Errors
+    /// As [`LockGuard::unlock`].
+    ///
+    /// # Cancel safety
     /// As [`LockGuard::unlock`].
     pub async fn resign(self) -> Result<()> {
         self.guard.unlock().await

@@ -32,6 +32,18 @@ const HAND_OVER_PAUSE: Duration = Duration::from_millis(10);
 
 /// A held lock. The keeper renews it until it is unlocked.
 ///
+/// ```
+/// # use distlock::Locker;
+/// # async fn charge(_: distlock::FencingToken) -> u32 { 1 }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let locker = Locker::connect("mem://guard").await?;
+/// let guard = locker.lock("invoice:42").await?;
+/// let receipt = guard.run(charge(guard.fencing_token())).await?; // dropped if the lock is lost
+/// guard.unlock().await?; // confirms the release
+/// # assert_eq!(receipt, 1);
+/// # Ok(()) }
+/// ```
+///
 /// Dropping the guard releases the lock **in the background**: soon, but not before `drop` returns, and without
 /// confirmation. Only [`unlock`](LockGuard::unlock) confirms. If the process dies, the lock stays held until its
 /// lease ends.
@@ -48,7 +60,7 @@ pub struct LockGuard {
     label: Mutex<Option<Arc<str>>>,
 }
 
-/// The state of a hold.
+/// The state of a hold; returned by [`LockGuard::state`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -97,8 +109,22 @@ impl LockGuard {
         self.hold().owner()
     }
 
-    /// Returns the fencing token of this grant, higher than that of every earlier grant; the protected resource
-    /// checks it. A re-entry has the token of the first grant.
+    /// Returns the fencing token of this grant, higher than that of every earlier grant of the lock. A re-entry has the
+    /// token of the first grant.
+    ///
+    /// Pass it with each write to the protected resource, which refuses a token lower than the last one: see
+    /// [`fencing`](crate::fencing).
+    ///
+    /// ```
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let locker = Locker::connect("mem://token").await?;
+    /// let guard = locker.lock("account:7").await?;
+    /// let sql = "UPDATE account SET balance = $1, token = $2 WHERE id = $3 AND token <= $2";
+    /// let token = i64::try_from(guard.fencing_token())?; // for a BIGINT column
+    /// # assert!(sql.contains("<=") && token > 0);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.hold().token
@@ -138,6 +164,9 @@ impl LockGuard {
 
     /// Returns an error if the lock is lost. Call it before each step that must not happen without the lock.
     ///
+    /// It reads the clock and sends nothing. What it returns is true at that moment: work that takes long belongs into
+    /// [`run`](LockGuard::run).
+    ///
     /// # Errors
     /// Kind `Lost`, with the reason.
     pub fn check(&self) -> Result<()> {
@@ -145,7 +174,24 @@ impl LockGuard {
         if self.is_lost() { Err(self.loss()) } else { Ok(()) }
     }
 
-    /// Completes with the reason when the lock is lost. In a running process it completes before another owner can be
+    /// Completes with the reason when the lock is lost.
+    ///
+    /// ```
+    /// use distlock::{Locker, LossReason, backend::memory::{Memory, Store}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let store = Store::new(); // the memory engine can end a lease for a test
+    /// let guard = Locker::new(Memory::on(&store))?.lock("invoice:42").await?;
+    /// store.expire("invoice:42").tell_holders();
+    ///
+    /// tokio::select! {
+    ///     reason = guard.lost() => assert_eq!(reason, LossReason::Revoked),
+    ///     () = std::future::pending() => {} // the work
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// In a running process it completes before another owner can be
     /// granted the lock. A process that was stopped or suspended learns of the loss when it resumes, so call
     /// [`check`](LockGuard::check) before each critical step. If the lock is taken away before its lease ends, by
     /// force or because a server lost its data, it completes as soon as the engine reports that, at the latest with
@@ -177,7 +223,22 @@ impl LockGuard {
         if self.is_lost() { left.map(|_| Duration::ZERO) } else { left }
     }
 
-    /// Runs `work` while the lock is held. On loss the work is dropped at its next await and not polled again.
+    /// Runs `work` while the lock is held, and returns its result. On loss the work is dropped at its next await and not
+    /// polled again. What it has sent by then is not undone.
+    ///
+    /// ```
+    /// use distlock::{ErrorKind, Locker, backend::memory::{Memory, Store}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let store = Store::new();
+    /// let guard = Locker::new(Memory::on(&store))?.lock("import").await?;
+    /// assert_eq!(guard.run(async { 6 * 7 }).await?, 42);
+    ///
+    /// store.expire("import").tell_holders();
+    /// let lost = guard.run(std::future::pending::<()>()).await.unwrap_err();
+    /// assert_eq!(lost.kind(), ErrorKind::Lost);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Kind `Lost`, with the reason.
@@ -233,6 +294,20 @@ impl LockGuard {
 
     /// Sets the TTL to `ttl` and renews the lease at once. A lease is never shortened.
     ///
+    /// Most programs do not need it: the lease is renewed anyway. It is for a hold without a
+    /// [watchdog](crate::LockRequest::watchdog), and for a longer lease before a planned interruption.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let locker = Locker::connect("mem://extend").await?;
+    /// let guard = locker.lock("migration").watchdog(false).await?;
+    /// guard.extend(Duration::from_secs(120)).await?;
+    /// assert!(guard.remaining() > Some(Duration::from_secs(60)));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// Kind `Lost` if the lock is lost; `Unknown` or `Unavailable` if the engine did not reply: the old deadline
     /// stays. `Unsupported` if the engine cannot extend the lease: a re-entrant lock on etcd.
@@ -265,7 +340,7 @@ impl LockGuard {
         self.check()
     }
 
-    /// Replaces the label that others read about the holder.
+    /// Replaces the label that others read about the holder, for example to show progress.
     ///
     /// # Errors
     /// Kind `Lost` if the lock is lost; `Unsupported` if the engine cannot replace a record.
@@ -289,7 +364,7 @@ impl LockGuard {
     }
 
     /// Returns a ticket with which another process can take over this hold, for example this service after a restart:
-    /// see [`Locker::adopt`](crate::Locker::adopt). Store it before it is needed.
+    /// see [`Locker::adopt`](crate::Locker::adopt), which has the example. Store it before it is needed.
     #[must_use]
     pub fn export(&self) -> HoldTicket {
         let Lease { claim, token, .. } = self.hold().lease();
@@ -309,7 +384,7 @@ impl LockGuard {
     }
 
     /// Completes with the reason when another client [asks](crate::Locker::ask) for the lock. The holder decides
-    /// whether to release it.
+    /// whether to release it. It looks four times a second; the example is at [`AskRequest`](crate::AskRequest).
     ///
     /// # Errors
     /// The engine's error; kind `Unsupported` if it cannot show locks, `Lost` if the lock is lost first.
@@ -330,7 +405,8 @@ impl LockGuard {
         }
     }
 
-    /// Releases the lock and returns the next holder: `None` if no client waited.
+    /// Releases the lock and returns the next holder: `None` if no client waited, or none was granted the lock within a
+    /// second.
     ///
     /// # Errors
     /// As [`unlock`](LockGuard::unlock); kind `Unsupported` if the engine cannot show locks: the lock is released
@@ -363,6 +439,18 @@ impl LockGuard {
     }
 
     /// Releases the lock and confirms it. After a re-entry, only the last unlock releases.
+    ///
+    /// ```
+    /// # use distlock::{ErrorKind, Locker};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let guard = Locker::connect("mem://unlock-guard").await?.lock("invoice:42").await?;
+    /// match guard.unlock().await {
+    ///     Ok(()) => {}                                                             // free
+    ///     Err(error) if error.kind() == ErrorKind::Lost => return Err(error),      // it was not ours any more
+    ///     Err(error) => eprintln!("released in the background, at the latest with its lease: {error}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Kind `Lost`: the lock was lost before. `Unknown`: the reply was lost; the release is retried in the background

@@ -18,7 +18,23 @@ use crate::types::token::FencingToken;
 /// The shortest interval between two polls.
 pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Inspects locks; made by [`Locker::inspect`](crate::Locker::inspect).
+/// Inspects locks, and breaks holds; made by [`Locker::inspect`](crate::Locker::inspect).
+///
+/// ```
+/// # use distlock::Locker;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let locker = Locker::connect("mem://inspect").await?;
+/// let guard = locker.lock("order:7").label("shipping").await?;
+///
+/// for lock in locker.inspect().list("order:").await? {
+///     let holder = lock.holder().expect("it is held");
+///     println!("{} is held by {holder}; {} wait", lock.key, lock.waiters.len());
+/// }
+/// assert!(locker.inspect().get("order:8").await?.is_none()); // free
+/// # guard.unlock().await }
+/// ```
+///
+/// What it returns was true when the engine replied. Never decide by it whether to write: take the lock.
 #[derive(Clone)]
 pub struct Inspect {
     family: Arc<Family>,
@@ -55,7 +71,21 @@ impl Inspect {
     }
 
     /// Ends the hold of `key` that has `token`, whatever its owner. The holder is notified, but may be in the middle
-    /// of its work: only a resource that checks fencing tokens is safe from late writes.
+    /// of its work: only a resource that checks fencing tokens is safe from late writes. A later hold has another token, so
+    /// it is never ended by mistake.
+    ///
+    /// ```
+    /// # use distlock::{Locker, LossReason};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let (locker, operator) = (Locker::connect("mem://force").await?, Locker::connect("mem://force").await?);
+    /// let guard = locker.lock("report").await?; // it hangs
+    ///
+    /// let lock = operator.inspect().get("report").await?.expect("it is held");
+    /// let token = lock.holder().and_then(|holder| holder.token).expect("it has a token");
+    /// operator.inspect().force_release("report", token, "hangs since noon").await?;
+    /// assert_eq!(guard.lost().await, LossReason::Broken);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Kind `InvalidInput` without a reason; `NotHeld` if there is no hold with that token; `Foreign` if the data is
@@ -90,10 +120,12 @@ impl Inspect {
     ///
     /// Only lockers that [keep a history](crate::LockerBuilder::history) write one, asynchronously and on a
     /// best-effort basis; the reader need not be one of them. A holder whose process died left no entry of its end.
-    /// Holds are ordered by their fencing tokens, whatever the clocks of their machines say.
+    /// Holds are ordered by their fencing tokens, whatever the clocks of their machines say. The example is at
+    /// [`LockerBuilder::history`](crate::LockerBuilder::history).
     ///
     /// # Errors
-    /// The engine's error; kind `Unsupported` where [`Capabilities::history`](crate::backend::Capabilities) says so.
+    /// The engine's error; kind `Unsupported` where
+    /// [`Capabilities::history`](crate::backend::Capabilities::history) is `false`.
     pub async fn history<K>(&self, key: K, most: u32) -> Result<Vec<HistoryEntry>>
     where
         K: TryInto<Key>,
@@ -109,7 +141,8 @@ impl Inspect {
     /// Returns the notes of the [ticks](crate::Once) of `key`, in the order of their starts, the last one last.
     ///
     /// # Errors
-    /// The engine's error; kind `Unsupported` where [`Capabilities::ticks`](crate::backend::Capabilities) says so.
+    /// The engine's error; kind `Unsupported` where [`Capabilities::ticks`](crate::backend::Capabilities::ticks) is
+    /// `false`.
     pub async fn ticks<K>(&self, key: K) -> Result<Vec<TickNote>>
     where
         K: TryInto<Key>,
@@ -132,7 +165,8 @@ impl Inspect {
         Ok(found.into_iter().map(|(key, notes)| (key, in_order_of_starts(notes))).collect())
     }
 
-    /// Watches the locks whose names begin with `prefix` by polling every `interval`, at most every 10 ms.
+    /// Watches the locks whose names begin with `prefix` by polling every `interval`, at most every 10 ms. The example is
+    /// at [`Watch`].
     #[must_use]
     pub fn watch(self, prefix: &str, interval: Duration) -> Watch {
         let interval = interval.max(SHORTEST_INTERVAL);
@@ -167,6 +201,21 @@ pub enum Change {
 }
 
 /// Watches locks; made by [`Inspect::watch`].
+///
+/// ```
+/// use std::time::Duration;
+/// use distlock::{Change, Locker};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let locker = Locker::connect("mem://watch").await?;
+/// let guard = locker.lock("order:7").await?;
+/// let mut watch = locker.inspect().watch("order:", Duration::from_millis(50));
+///
+/// assert!(matches!(watch.next().await?, Change::Changed(lock) if lock.key.as_str() == "order:7"));
+/// guard.unlock().await?;
+/// assert!(matches!(watch.next().await?, Change::Freed(_)));
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Watch {
     inspect: Inspect,

@@ -12,16 +12,11 @@ use crate::api::multi::LockAllRequest;
 use crate::api::once::Once;
 use crate::api::request::{LockRequest, TryLockRequest, UnlockRequest};
 use crate::api::semaphore::Semaphore;
-use crate::contract::{Backend, Capabilities, DynBackend};
+use crate::contract::Capabilities;
 use crate::core::acquire::adopt;
-use crate::core::family::{Core, Family};
-use crate::core::history::HistoryWriter;
-use crate::core::keeper;
-use crate::core::reporter::Reporter;
-use crate::types::clock::{Clock, DEFAULT_DRIFT, Moment};
-use crate::types::error::{Error, ErrorKind, Result};
-use crate::types::event::Observer;
-use crate::types::history::MAX_HISTORY;
+use crate::core::family::Family;
+use crate::types::clock::Moment;
+use crate::types::error::{Error, Result};
 use crate::types::key::Key;
 use crate::types::mode::Mode;
 use crate::types::options::Options;
@@ -30,45 +25,66 @@ use crate::types::ticket::HoldTicket;
 
 /// A handle for taking locks. Each handle is one owner.
 ///
+/// ```
+/// use distlock::Locker;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// let locker = Locker::connect("mem://locker").await?; // one for the whole program
+/// let guard = locker.lock("invoice:42").await?;
+///
+/// let other = locker.clone(); // another owner
+/// assert!(other.try_lock("invoice:42").await?.is_none());
+/// guard.unlock().await?;
+/// locker.close().await?; // at the end of the program: releases what is left
+/// # Ok(()) }
+/// ```
+///
 /// `clone()` makes a **new owner** over the same connections, so that tasks with a clone each contend with one
 /// another. Sharing one handle by reference or [`Arc`] shares the owner: locking a key that the owner holds already
 /// is an error of kind `AlreadyHeld`, or a re-entry with `.reentrant()`. A service whose requests share one handle
 /// makes each its own owner with [`as_new_owner`](LockRequest::as_new_owner) or, for all of them, with
-/// [`owner_per_request`](LockerBuilder::owner_per_request).
+/// [`owner_per_request`](crate::LockerBuilder::owner_per_request).
 ///
 /// When the last clone and the last guard are dropped, all remaining holds are released in the background.
 /// [`close`](Locker::close) does the same and waits for the releases.
 pub struct Locker {
-    family: Arc<Family>,
-    owner: OwnerId,
-    owners: Owners,
-    options: Options,
+    pub(super) family: Arc<Family>,
+    pub(super) owner: OwnerId,
+    pub(super) owners: Owners,
+    pub(super) options: Options,
+}
+
+/// Who the owner of a request is that does not name one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owners {
+    /// The handle.
+    Handle,
+    /// The request itself.
+    Request,
 }
 
 impl Locker {
-    /// Returns a locker over `backend` with all defaults.
+    /// Requests a lock and waits for it. The request is a builder: await it, after its options.
+    ///
+    /// The name is text, a number, a [`Key`], or bytes that are text. See [`LockRequest`] for the options.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use distlock::{ErrorKind, Locker};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let locker = Locker::connect("mem://lock").await?;
+    /// # let other = locker.clone();
+    /// let guard = locker.lock("invoice:42").label("monthly run").await?;
+    /// let error = other.lock("invoice:42").wait(Duration::from_millis(20)).await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Timeout); // its text names the holder and the label
+    /// # guard.unlock().await }
+    /// ```
     ///
     /// # Errors
-    /// Kind `Backend` if the keeper's thread cannot be started.
-    pub fn new(backend: impl Backend) -> Result<Locker> {
-        Locker::builder().build(backend)
-    }
-
-    /// Returns a builder for a locker with other defaults.
-    pub fn builder() -> LockerBuilder {
-        LockerBuilder {
-            options: Options::default(),
-            clock: None,
-            drift: DEFAULT_DRIFT,
-            observer: None,
-            history: 0,
-            owners: Owners::Handle,
-        }
-    }
-
-    /// Requests a lock and waits for it.
-    ///
-    /// The name is text, a [`Key`], or bytes that are text. See [`LockRequest`] for the options.
+    /// When it is awaited: `Timeout` after [`wait`](LockRequest::wait); `AlreadyHeld` if this owner holds the lock;
+    /// `Unavailable` or `Unknown` if the engine cannot be reached; `InvalidInput` for an invalid name or option.
+    /// [`ErrorKind`](crate::ErrorKind) says what to do for each.
     pub fn lock<K>(&self, key: K) -> LockRequest
     where
         K: TryInto<Key>,
@@ -78,6 +94,20 @@ impl Locker {
     }
 
     /// Requests a lock once, without waiting: `None` if another owner holds it, an error only for a failure.
+    ///
+    /// ```
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let locker = Locker::connect("mem://try-lock").await?;
+    /// match locker.try_lock("nightly").await? {
+    ///     Some(guard) => guard.unlock().await?, // after the work
+    ///     None => println!("another machine runs it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Locker::lock), except `Timeout`: a held lock is `None`.
     pub fn try_lock<K>(&self, key: K) -> TryLockRequest
     where
         K: TryInto<Key>,
@@ -90,6 +120,21 @@ impl Locker {
     ///
     /// It is the same lock as that of [`lock`](Locker::lock) and [`write`](Locker::write). A resource that checks
     /// fencing tokens keeps those of writes only, and refuses a reader whose token is lower.
+    ///
+    /// ```
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let locker = Locker::connect("mem://read").await?;
+    /// # let other = locker.clone();
+    /// let (one, two) = (locker.read("catalogue").await?, other.read("catalogue").await?);
+    /// assert!(other.try_write("catalogue").await.is_err()); // this owner reads: AlreadyHeld
+    /// assert!(locker.clone().try_write("catalogue").await?.is_none()); // others read
+    /// # one.unlock().await?;
+    /// # two.unlock().await }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Locker::lock); `Unsupported` where [`Capabilities::shares`] is `false`.
     pub fn read<K>(&self, key: K) -> LockRequest
     where
         K: TryInto<Key>,
@@ -128,7 +173,11 @@ impl Locker {
     /// Returns a counting semaphore: at most `slots` holders at a time, first come, first served.
     ///
     /// All users give the same number, from 1 to [`MAX_SLOTS`](crate::MAX_SLOTS). While the semaphore has a holder or
-    /// waiter, another number is an error of kind `InvalidInput`, and so is a lock of the same name.
+    /// waiter, another number is an error of kind `InvalidInput`, and so is a lock of the same name. The example is at
+    /// [`Semaphore`].
+    ///
+    /// # Errors
+    /// When a permit is awaited: as [`lock`](Locker::lock); `Unsupported` where [`Capabilities::slots`] is `false`.
     pub fn semaphore<K>(&self, key: K, slots: u32) -> Semaphore
     where
         K: TryInto<Key>,
@@ -137,7 +186,11 @@ impl Locker {
         Semaphore::new(self.family.clone(), checked(key), self.requester(), self.in_mode(Mode::Slot { of: slots }))
     }
 
-    /// Requests several locks, all or nothing, in a deadlock-free order.
+    /// Requests several locks, all or nothing, in a deadlock-free order. The example is at [`LockAllRequest`].
+    ///
+    /// # Errors
+    /// As [`lock`](Locker::lock), naming the lock; then none of them is held. `InvalidInput` if there is no name, or the
+    /// same one twice.
     pub fn lock_all<K>(&self, keys: impl IntoIterator<Item = K>) -> LockAllRequest
     where
         K: TryInto<Key>,
@@ -146,7 +199,7 @@ impl Locker {
         LockAllRequest::new(self.family.clone(), keys, self.requester(), self.options.clone())
     }
 
-    /// Returns an election: the holder of the lock of that name is the leader.
+    /// Returns an election: the holder of the lock of that name is the leader. The example is at [`Election`].
     pub fn election<K>(&self, name: K) -> Election
     where
         K: TryInto<Key>,
@@ -158,7 +211,7 @@ impl Locker {
     }
 
     /// Returns a job that runs once per [tick](Once): the first request of a tick runs it, and once it has succeeded,
-    /// the tick is done for everybody.
+    /// the tick is done for all clients. The example is at [`Once`].
     pub fn once<K>(&self, name: K) -> Once
     where
         K: TryInto<Key>,
@@ -169,7 +222,19 @@ impl Locker {
 
     /// Takes over a hold that another process [exported](crate::LockGuard::export), for example this service before
     /// its restart, without waiting for its lease to end. Owner, fencing token, mode and lock delay stay the same.
-    /// The old guard, if it still exists, is lost.
+    /// The old guard, if it still exists, is lost with reason [`Adopted`](crate::LossReason::Adopted).
+    ///
+    /// ```
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let (before, after) = (Locker::connect("mem://adopt").await?, Locker::connect("mem://adopt").await?);
+    /// let guard = before.lock("import").await?;
+    /// let ticket = guard.export(); // stored for the next process, before it is needed
+    ///
+    /// let adopted = after.adopt(&ticket).await?;
+    /// assert_eq!(adopted.fencing_token(), guard.fencing_token());
+    /// # adopted.unlock().await }
+    /// ```
     ///
     /// # Errors
     /// Kind `NotHeld` if that hold has ended; `AlreadyHeld` if this owner holds the lock in this process;
@@ -185,7 +250,11 @@ impl Locker {
     }
 
     /// Asks the holder of `key` to release it, and waits until it does. The holder's
-    /// [`asked`](crate::LockGuard::asked) returns the reason.
+    /// [`asked`](crate::LockGuard::asked) returns the reason. The example is at [`AskRequest`].
+    ///
+    /// # Errors
+    /// When it is awaited: `Timeout` after [`wait`](AskRequest::wait); `Unsupported` where [`Capabilities::inspects`] is
+    /// `false`; otherwise the engine's error.
     pub fn ask<K>(&self, key: K, reason: impl Into<Arc<str>>) -> AskRequest
     where
         K: TryInto<Key>,
@@ -219,8 +288,20 @@ impl Locker {
         Options { mode, ..self.options.clone() }
     }
 
-    /// Unlocks by name, to end a hold whose guard was [detached](crate::LockGuard::detach). Kind `NotHeld` if this
-    /// owner does not hold the lock; otherwise as [`LockGuard::unlock`](crate::LockGuard::unlock).
+    /// Unlocks by name, to end a hold whose guard was [detached](crate::LockGuard::detach).
+    ///
+    /// ```
+    /// # use distlock::Locker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let locker = Locker::connect("mem://unlock").await?;
+    /// locker.lock("maintenance").await?.detach(); // stays held without a guard
+    /// locker.unlock("maintenance").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When it is awaited: `NotHeld` if this owner does not hold the lock in this process; otherwise as
+    /// [`LockGuard::unlock`](crate::LockGuard::unlock).
     pub fn unlock<K>(&self, key: K) -> UnlockRequest
     where
         K: TryInto<Key>,
@@ -229,13 +310,23 @@ impl Locker {
         UnlockRequest::new(self.family.clone(), key, self.owner.clone())
     }
 
-    /// Returns a view of locks, their holders and waiters.
+    /// Returns a view of locks, their holders and waiters. The example is at [`Inspect`].
     #[must_use]
     pub fn inspect(&self) -> Inspect {
         Inspect::new(self.family.clone(), self.owner.clone())
     }
 
-    /// Returns what the engine can do.
+    /// Returns what the engine can do. A request that the engine cannot serve is an error of kind `Unsupported`.
+    ///
+    /// ```
+    /// use distlock::{Locker, backend::Scope};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let can = Locker::connect("mem://").await?.capabilities();
+    /// assert!(can.fair && can.slots);
+    /// assert_eq!(can.scope, Scope::Process); // a service on several machines wants Scope::Cluster
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.family.backend.capabilities()
@@ -263,7 +354,9 @@ impl Locker {
 
     /// Releases all holds of this locker and its clones, stops the keeper and closes the engine's connections.
     ///
-    /// Remaining guards become lost. Later calls are errors of kind `Closed`; closing twice is allowed.
+    /// Call it at the end of the program: the next process then need not wait for leases to end. Remaining guards become
+    /// lost with reason [`Closed`](crate::LossReason::Closed). Later calls are errors of kind `Closed`; closing twice is
+    /// allowed.
     ///
     /// # Errors
     /// Kind `Unknown` if the engine did not confirm every release; those locks become free when their leases end.
@@ -294,182 +387,5 @@ impl Clone for Locker {
 impl fmt::Debug for Locker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locker").field("backend", &self.family.backend).field("owner", &self.owner).finish()
-    }
-}
-
-/// A builder of a [`Locker`] with other defaults.
-#[must_use = "a builder does nothing until it is built"]
-pub struct LockerBuilder {
-    pub(crate) options: Options,
-    pub(crate) history: u32,
-    clock: Option<Clock>,
-    drift: f64,
-    observer: Option<Arc<dyn Observer>>,
-    owners: Owners,
-}
-
-/// Who the owner of a request is that does not name one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owners {
-    /// The handle.
-    Handle,
-    /// The request itself.
-    Request,
-}
-
-impl fmt::Debug for LockerBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LockerBuilder { options, history, drift, owners, .. } = self;
-        let mut out = f.debug_struct("LockerBuilder");
-        out.field("options", options).field("history", history).field("clock_drift", drift).field("owners", owners);
-        out.finish_non_exhaustive()
-    }
-}
-
-impl LockerBuilder {
-    /// Sets the TTL of requests that do not set one. Default: 10 s.
-    pub fn default_ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl;
-        self
-    }
-
-    /// Sets the longest time that requests wait that do not set one with [`wait`](LockRequest::wait): locks, semaphores and
-    /// several locks at once, not campaigns of elections. Default: no limit.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use distlock::{ErrorKind, Locker};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
-    /// let builder = Locker::builder().default_wait(Duration::from_millis(20));
-    /// let locker = builder.connect("mem://default-wait").await?;
-    /// let _held = locker.lock("order:7").await?;
-    /// let waited = locker.clone().lock("order:7").await;
-    /// assert_eq!(waited.unwrap_err().kind(), ErrorKind::Timeout);
-    /// # Ok(()) }
-    /// ```
-    pub fn default_wait(mut self, most: Duration) -> Self {
-        self.options.wait = Some(most);
-        self
-    }
-
-    /// Sets the pause between two claims if the engine does not say when to claim again. Default: 100 ms.
-    pub fn retry_interval(mut self, interval: Duration) -> Self {
-        self.options.retry_interval = interval;
-        self
-    }
-
-    /// Sets how many requests in a row may fail before a wait gives up on the engine. Default: 8, about 20 s of trying.
-    pub fn max_retries(mut self, most: u32) -> Self {
-        self.options.max_retries = most;
-        self
-    }
-
-    /// Sets the clock. Default: the engine's own, if it has one, as a [`Store`](crate::backend::memory::Store) for tests
-    /// has; otherwise the machine's CLOCK_BOOTTIME.
-    pub fn clock(mut self, clock: Clock) -> Self {
-        self.clock = Some(clock);
-        self
-    }
-
-    /// Sets how much the clock rates of this machine and of the server may differ. Default: 0.001, one part in a
-    /// thousand.
-    pub fn clock_drift(mut self, part: f64) -> Self {
-        self.drift = part;
-        self
-    }
-
-    /// Sets the metrics label of requests that do not set one; use few different words, never a lock's name. Default:
-    /// `default`.
-    #[cfg(feature = "metrics")]
-    pub fn group(mut self, group: &'static str) -> Self {
-        self.options.group = crate::types::meter::Group(group);
-        self
-    }
-
-    /// Sets the observer of all events. Default: none.
-    pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.observer = Some(Arc::new(observer));
-        self
-    }
-
-    /// Sets how many entries each lock keeps about who acquired, released, lost or broke it, for
-    /// [`Inspect::history`]; at most [`MAX_HISTORY`](crate::MAX_HISTORY). Default: 0, none are written.
-    ///
-    /// Entries are written in the background, in batches: no lock waits for them or fails with them.
-    ///
-    /// ```
-    /// use distlock::{HistoryKind, Locker, backend::memory::{Memory, Store}};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
-    /// let store = Store::new();
-    /// let locker = Locker::builder().history(100).build(Memory::on(&store))?;
-    /// locker.lock("invoice:42").label("monthly").await?.unlock().await?;
-    /// locker.close().await?;
-    ///
-    /// let entries = Locker::new(Memory::on(&store))?.inspect().history("invoice:42", 10).await?;
-    /// assert_eq!(entries[1].kind, HistoryKind::Released);
-    /// # Ok(()) }
-    /// ```
-    pub fn history(mut self, most: u32) -> Self {
-        self.history = most;
-        self
-    }
-
-    /// Makes every request an owner of its own unless it names an [`owner`](LockRequest::owner), as if each called
-    /// [`as_new_owner`](LockRequest::as_new_owner). Default: all requests of a handle have the handle's owner.
-    ///
-    /// For services whose requests share one handle, such as the state of a web server: they contend with each other
-    /// instead of failing with kind `AlreadyHeld`. A hold is then unlocked through its guard, and re-entry needs an
-    /// owner that is named.
-    ///
-    /// ```
-    /// # use distlock::Locker;
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
-    /// let locker = Locker::builder().owner_per_request().connect("mem://per-request").await?;
-    /// let first = locker.lock("order:7").await?;
-    /// assert!(locker.try_lock("order:7").await?.is_none());
-    /// # first.unlock().await }
-    /// ```
-    pub fn owner_per_request(mut self) -> Self {
-        self.owners = Owners::Request;
-        self
-    }
-
-    /// Returns a locker over `backend`.
-    ///
-    /// # Errors
-    /// Kind `Config` if a default is invalid, naming it; `Unsupported` if a history is wanted and the engine cannot
-    /// keep one; `Backend` if the keeper cannot be started.
-    pub fn build(self, backend: impl Backend) -> Result<Locker> {
-        self.build_boxed(Box::new(backend))
-    }
-
-    pub(crate) fn build_boxed(self, backend: Box<dyn DynBackend>) -> Result<Locker> {
-        self.check_defaults()?;
-        let clock = self.clock.or_else(|| backend.clock()).unwrap_or_else(Clock::system);
-        let reporter = Reporter::new(backend.name(), self.observer, &clock)?;
-        let history = (self.history > 0).then(|| HistoryWriter::new(self.history));
-        if history.is_some() && !backend.capabilities().history {
-            let message = format!("the {} engine cannot keep a history", backend.name());
-            return Err(Error::new(ErrorKind::Unsupported, message).with_help("leave history out, or set it to 0"));
-        }
-        let family = keeper::start(Core::new(backend, clock, self.drift, reporter, history))?;
-        Ok(Locker { family, owner: OwnerId::random(), owners: self.owners, options: self.options })
-    }
-
-    /// Refuses defaults that are invalid.
-    pub(crate) fn check_defaults(&self) -> Result<()> {
-        self.check().map_err(|error| Error::new(ErrorKind::Config, error.to_string()))
-    }
-
-    fn check(&self) -> Result<()> {
-        if !(0.0..=0.2).contains(&self.drift) {
-            return Err(Error::invalid("clock_drift", format_args!("{} is not from 0 to 0.2", self.drift)));
-        }
-        if self.history > MAX_HISTORY {
-            return Err(Error::invalid("history", format_args!("{} is not from 0 to {MAX_HISTORY}", self.history)));
-        }
-        self.options.check()
     }
 }

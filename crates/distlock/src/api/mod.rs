@@ -3,6 +3,7 @@
 pub(crate) mod ask;
 #[cfg(feature = "blocking")]
 pub(crate) mod blocking;
+pub(crate) mod builder;
 pub(crate) mod election;
 pub mod fencing;
 pub(crate) mod guard;

@@ -28,6 +28,17 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// the order of their names, whatever the order of the arguments. That order makes them deadlock-free among requests
 /// of this kind.
 ///
+/// ```
+/// # use distlock::Locker;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let locker = Locker::connect("mem://lock-all").await?;
+/// let both = locker.lock_all(["account:2", "account:1"]).await?;
+/// both.run(async { /* move money */ }).await?; // dropped if one of them is lost
+/// assert!(both.fencing_token("account:1").is_some());
+/// both.unlock().await?;
+/// # Ok(()) }
+/// ```
+///
 /// # Cancel safety
 /// Dropping the future at any point withdraws its claim and releases the locks that it has.
 #[must_use = "a request does nothing until it is awaited"]
@@ -136,7 +147,7 @@ impl IntoFuture for LockAllRequest {
     }
 }
 
-/// Several held locks: the loss of one is the loss of all.
+/// Several held locks; made by [`Locker::lock_all`](crate::Locker::lock_all). The loss of one is the loss of all.
 ///
 /// Dropping the guard releases them in the background, without confirmation.
 #[must_use = "dropping the guard releases the locks"]

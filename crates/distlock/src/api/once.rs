@@ -36,9 +36,10 @@ const MOST_TRIES: u32 = 8;
 
 /// A job that runs once per tick; made by [`Locker::once`](crate::Locker::once).
 ///
-/// A lock says who runs now; the notes beside it say whether the run of three o'clock happened. The first request of a
-/// tick gets the lock and runs. Once the run has succeeded, the tick is done, for everybody, until it ends. If the run
-/// fails, its process dies or its lock is lost, the next request runs in the same tick.
+/// A tick is a period of the engine's clock ([`every`](Once::every)) or a text ([`tick`](Once::tick)). A lock says who runs
+/// now; the notes beside it say whether the run of three o'clock happened. The first request of a tick gets the lock and
+/// runs. Once the run has succeeded, the tick is done for all clients until it ends. If the run fails, its process dies or
+/// its lock is lost, the next request runs in the same tick.
 ///
 /// ```
 /// use std::time::Duration;
@@ -59,8 +60,8 @@ const MOST_TRIES: u32 = 8;
 /// # Ok(()) }
 /// ```
 ///
-/// Never do two runs of a tick succeed. That every effect happens exactly once is not promised: a run that is killed after
-/// its last write and before [`done`](OnceGuard::done) is repeated. The fencing token tells such runs apart.
+/// Two runs of a tick never both succeed. *Limit:* effects may happen twice. A run that is killed after its last write and
+/// before [`done`](OnceGuard::done) is repeated; the fencing token tells the two runs apart.
 #[must_use = "a job has a tick: call every() or tick()"]
 pub struct Once {
     request: LockRequest,
@@ -77,8 +78,8 @@ impl Once {
     /// Makes each period a tick: the time of the engine's clock since the Unix epoch, divided into periods. A day begins at
     /// midnight UTC.
     ///
-    /// Of etcd, which has no clock, this machine's is used: a period then begins by the machine whose clock is fastest, and
-    /// still runs once.
+    /// etcd has no clock, so each machine uses its own there: a period begins when the machine with the fastest clock says
+    /// so, and still runs once.
     ///
     /// # Errors
     /// Kind `InvalidInput` when it is awaited, if the period is not from 1 s to 366 days.
@@ -88,6 +89,18 @@ impl Once {
     }
 
     /// Makes this text the tick: a build number, a date, the id of a message.
+    ///
+    /// ```
+    /// # use distlock::{Locker, OnceOutcome};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// # let locker = Locker::connect("mem://tick").await?;
+    /// for machine in ["a", "b"] {
+    ///     let deploy = locker.once("deploy").tick("build-42").as_new_owner();
+    ///     let outcome = deploy.run(async |_| Ok::<_, distlock::Error>(())).await?;
+    ///     assert_eq!(matches!(outcome, OnceOutcome::Run(())), machine == "a"); // b is told Done
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Kind `InvalidInput` when it is awaited, if the text is empty, longer than 256 bytes or has control characters.
@@ -127,7 +140,8 @@ impl Ticks {
     }
 }
 
-/// A request to run a job unless its tick is done; made by [`Once::every`] and [`Once::tick`].
+/// A request to run a job unless its tick is done; made by [`Once::every`] and [`Once::tick`]. Awaiting it returns an
+/// [`OnceOutcome`]; [`run`](OnceRequest::run) also does the work.
 ///
 /// # Cancel safety
 /// Dropping the future at any point withdraws the claim or releases the lock. A run may have been counted as started by

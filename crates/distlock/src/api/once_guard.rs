@@ -16,7 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long the reply to a request is awaited that was under way when the lock was lost.
 const LATE_REPLY: Duration = Duration::from_secs(1);
 
-/// A run of a job. Dropping it without [`done`](OnceGuard::done) means that the run has failed: the lock is released in the
+/// A run of a job; in [`OnceOutcome::Run`](crate::OnceOutcome::Run). Dropping it without [`done`](OnceGuard::done) means that the run has failed: the lock is released in the
 /// background, and another request may run in the same tick.
 #[derive(Debug)]
 #[must_use = "dropping it means that the run has failed"]

@@ -17,7 +17,8 @@ use crate::types::options::Options;
 use crate::types::owner::OwnerId;
 use crate::types::watchdog::Watchdog;
 
-/// The boxed future of a request.
+/// The boxed future of a request, for code that has to name its type. `into_future()` makes it, for example to spawn a
+/// request.
 pub type RequestFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// The parts of every request. An invalid argument is kept, and refused before any I/O when the request is awaited.
@@ -70,15 +71,18 @@ macro_rules! common_options {
     () => {
         /// Sets the length of the lease.
         ///
+        /// The lease is renewed long before it ends, so it is not how long the work may take. It bounds how long others
+        /// wait after this process has died, and how long this process keeps the lock while the engine is unreachable.
+        ///
         /// # Default
-        /// 10 s, or the locker's default. From 100 ms to 24 h. The lease is renewed long before it ends, so it only
-        /// bounds how long others wait after this process has died.
+        /// 10 s, or the locker's default. From 100 ms to 24 h.
         pub fn ttl(mut self, ttl: Duration) -> Self {
             self.0.options.ttl = ttl;
             self
         }
 
-        /// Names the owner: a trace id, a request id, a business id.
+        /// Names the owner: a trace id, a request id, a business id. Requests with the same id are the same owner, in
+        /// every process.
         ///
         /// # Default
         /// The locker's owner: each clone has its own.
@@ -107,7 +111,10 @@ macro_rules! common_options {
             self
         }
 
-        /// Sets the label: what the lock is for, shown to clients that find it held.
+        /// Sets the label: what the lock is for, shown to clients that find it held. At most 256 bytes.
+        ///
+        /// # Default
+        /// None.
         pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
             self.0.options.label = Some(label.into());
             self
@@ -122,6 +129,19 @@ macro_rules! common_options {
 
         /// Lets the owner re-enter a lock that it holds already: holds are counted, the fencing token stays the same,
         /// and the last unlock releases.
+        ///
+        /// ```
+        /// # use distlock::Locker;
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+        /// # let locker = Locker::connect("mem://reentrant").await?;
+        /// let outer = locker.try_lock("order:7").owner("order-7").reentrant().await?.expect("it is free");
+        /// let inner = locker.try_lock("order:7").owner("order-7").reentrant().await?.expect("the same owner");
+        /// assert_eq!(inner.fencing_token(), outer.fencing_token());
+        /// # Ok(()) }
+        /// ```
+        ///
+        /// Re-entry from another process needs an engine whose
+        /// [`Capabilities::reenters`](crate::backend::Capabilities::reenters) is `true`.
         pub fn reentrant(mut self) -> Self {
             self.0.options.reentrant = true;
             self
@@ -131,7 +151,7 @@ macro_rules! common_options {
         ///
         /// # Default
         /// `true`. With `false` the lock is lost when the lease ends, unless [`LockGuard::extend`] is called.
-        /// [`Watchdog::fed`] renews only while the work feeds it.
+        /// [`Watchdog::fed`] renews only while the work feeds it; the example is there.
         pub fn watchdog(mut self, watchdog: impl Into<Watchdog>) -> Self {
             self.0.options.watchdog = watchdog.into();
             self
@@ -149,6 +169,9 @@ macro_rules! common_options {
         /// Sets the shortest time to hold the lock. A lock that is unlocked or dropped earlier becomes free only
         /// then, so that no other client repeats the same work. If the locker is closed or the process ends earlier,
         /// the lock becomes free when its lease ends.
+        ///
+        /// # Default
+        /// Zero.
         pub fn at_least(mut self, least: Duration) -> Self {
             self.0.options.at_least = least;
             self
@@ -158,14 +181,18 @@ macro_rules! common_options {
         /// holder can end. An unlock or a drop frees the lock at once.
         ///
         /// # Default
-        /// None. Kind `Unsupported` where [`Capabilities::delays`](crate::backend::Capabilities) says so.
+        /// None. Kind `Unsupported` where [`Capabilities::delays`](crate::backend::Capabilities::delays) is `false`.
         pub fn lock_delay(mut self, delay: Duration) -> Self {
             self.0.options.delay = delay;
             self
         }
 
-        /// Sets the longest time to hold the lock; after it the lock is lost with reason `MaxHold`, whatever the
-        /// holder does.
+        /// Sets the longest time to hold the lock; after it the lock is lost with reason
+        /// [`MaxHold`](crate::LossReason::MaxHold), whatever the holder does. It bounds work that hangs, which renewal
+        /// does not.
+        ///
+        /// # Default
+        /// No limit.
         pub fn max_hold(mut self, most: Duration) -> Self {
             self.0.options.max_hold = Some(most);
             self
@@ -173,10 +200,29 @@ macro_rules! common_options {
     };
 }
 
-/// A request for a lock that waits for it; made by [`Locker::lock`](crate::Locker::lock).
+/// A request for a lock that waits for it; made by [`Locker::lock`](crate::Locker::lock). Awaiting it returns a
+/// [`LockGuard`].
+///
+/// ```
+/// use std::time::Duration;
+/// use distlock::Locker;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let locker = Locker::connect("mem://request").await?;
+/// let guard = locker
+///     .lock("invoice:42")
+///     .wait(Duration::from_secs(5)) // then an error of kind Timeout
+///     .max_hold(Duration::from_secs(600)) // then the lock is lost
+///     .label("monthly run") // shown to others
+///     .await?;
+/// # guard.unlock().await }
+/// ```
+///
+/// An invalid option is refused before anything is sent, with kind `InvalidInput`.
 ///
 /// # Cancel safety
-/// Dropping the future at any point withdraws the claim from the queue, or releases the lock if it was just granted.
+/// Dropping the future at any point withdraws the claim from the queue, or releases the lock if it was just granted. So
+/// `tokio::time::timeout` and `select!` are safe; [`wait`](LockRequest::wait) also tells who holds the lock.
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is awaited"]
 pub struct LockRequest(RequestParts);
@@ -243,7 +289,8 @@ impl IntoFuture for LockRequest {
     }
 }
 
-/// A request for a lock that does not wait; made by [`Locker::try_lock`](crate::Locker::try_lock).
+/// A request for a lock that does not wait; made by [`Locker::try_lock`](crate::Locker::try_lock). Awaiting it returns
+/// `Some` guard, or `None` if another owner holds the lock.
 ///
 /// # Cancel safety
 /// Dropping the future at any point releases the lock if it was just granted.

@@ -54,7 +54,7 @@ impl Semaphore {
     ///
     /// The number of each request counts for itself: with `n` slots it is granted when it is the first in the queue and
     /// fewer than `n` permits are held, whatever number those were requested with. So there are never more holders than
-    /// the largest number in use, no holder is thrown out, no request overtakes another, and once all instances say
+    /// the largest number in use, no holder loses its slot, no request overtakes another, and once all instances say
     /// the same number, that number is the size.
     ///
     /// All users of the semaphore must say `or_resize`: a request without it agrees only with its own number. Deploy
@@ -80,12 +80,13 @@ impl Semaphore {
         self
     }
 
-    /// Requests a permit and waits for it.
+    /// Requests a permit and waits for it, with the options of [`LockRequest`]. Awaiting it returns a
+    /// [`LockGuard`](crate::LockGuard).
     pub fn acquire(&self) -> LockRequest {
         LockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
     }
 
-    /// Requests a permit once: `None` if all are taken.
+    /// Requests a permit once, without waiting: `None` if all are taken, or a waiter is before this request.
     pub fn try_acquire(&self) -> TryLockRequest {
         TryLockRequest::new(self.family.clone(), self.key(), self.owner.clone(), self.options.clone())
     }

@@ -1,6 +1,7 @@
 //! From a URL or a configuration to a locker, and to an examination of its engine.
 
-use crate::api::locker::{Locker, LockerBuilder};
+use crate::api::builder::LockerBuilder;
+use crate::api::locker::Locker;
 use crate::config::fields::Config;
 use crate::config::settings::Settings;
 use crate::core::family::check_runtime;
@@ -11,7 +12,20 @@ impl Locker {
     /// Returns a locker on the engine that `url` names: `mem://`, `file:///dir`, `redis://host`, `redlock://h1,h2,h3`,
     /// `etcd://h1,h2`, `postgres://user@host/database`.
     ///
-    /// Every `mem://` of a process is the same store, and so is every `mem://name` with the same name.
+    /// Every `mem://` of a process is the same store, and so is every `mem://name` with the same name. The options of each
+    /// URL are on the page of its engine in `docs/backends/`; all engines have `?default_ttl=`, those with servers also
+    /// `?prefix=`.
+    ///
+    /// ```
+    /// # use distlock::{ErrorKind, Locker};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+    /// let locker = Locker::connect("mem://jobs?default_ttl=30s").await?;
+    /// locker.lock("nightly").await?.unlock().await?;
+    ///
+    /// let mistake = Locker::connect("mem://jobs?default_tll=30s").await.unwrap_err();
+    /// assert_eq!(mistake.kind(), ErrorKind::Config);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Kind `Config` if the URL is invalid, before anything is sent; `Unsupported` if the engine is not part of this
@@ -186,6 +200,17 @@ impl LockerBuilder {
 /// It opens its own connections and leaves nothing behind; on Redis it writes temporary keys, and on etcd leases. A
 /// question that the servers refuse is a [`Note`](crate::Severity::Note).
 ///
+/// ```
+/// use distlock::{Config, Severity};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// for finding in distlock::examine(&Config::from_url("mem://")?).await? {
+///     println!("{}: {} {}", finding.severity, finding.found, finding.fix);
+///     assert!(finding.severity < Severity::Unsafe);
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// Kind `Config` and `Unsupported`, as [`Locker::from_config`]. An engine that cannot be reached is a finding.
 ///
@@ -198,6 +223,18 @@ pub async fn examine(config: &Config) -> Result<Vec<Finding>> {
 }
 
 /// Returns the commands that prepare the servers of the engine that `config` names; `None` if they need no preparation.
+/// They are for an administrator to run, where the program itself may not run [`set_up`].
+///
+/// ```
+/// # #[cfg(feature = "postgres")] {
+/// use distlock::{Config, setup_sql};
+///
+/// let sql = setup_sql(&Config::from_url("postgres://app@db/shop?schema=locks")?)?;
+/// assert!(sql.is_some_and(|sql| sql.contains("locks")));
+/// # }
+/// assert_eq!(distlock::setup_sql(&distlock::Config::from_url("mem://")?)?, None);
+/// # Ok::<(), distlock::Error>(())
+/// ```
 ///
 /// # Errors
 /// Kind `Config`, naming the invalid field.
@@ -207,7 +244,17 @@ pub fn setup_sql(config: &Config) -> Result<Option<String>> {
 }
 
 /// Prepares the servers of the engine that `config` names: on PostgreSQL, makes the engine's tables and functions or brings
-/// them up to date. It can be repeated. Returns whether the engine needs that.
+/// them up to date. It can be repeated. Returns whether the engine needs that. In the shell: `distlock setup URL`.
+///
+/// ```no_run
+/// # async fn f() -> distlock::Result<()> {
+/// use distlock::{Config, Locker, set_up};
+///
+/// let config = Config::from_url("postgres://app@db/shop")?;
+/// set_up(&config).await?; // once, or at every start
+/// let locker = Locker::from_config(&config).await?;
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
 /// Kind `Config` and `Unsupported`, as [`Locker::from_config`]; `Unavailable` and `Auth` if the servers cannot be reached or

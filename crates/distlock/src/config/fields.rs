@@ -112,7 +112,7 @@ pub(super) const FIELDS: [(&str, Hides); 15] = [
 ];
 
 impl Config {
-    /// Returns a configuration with this URL and nothing else.
+    /// Returns a configuration with this URL and nothing else. Nothing is connected.
     ///
     /// # Errors
     /// Kind `Config`, saying which part of the URL is wrong, and never repeating it.
@@ -188,6 +188,18 @@ impl Config {
     }
 
     /// Returns this configuration with absent fields filled from `lower`: `flags.or(env).or(file)`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use distlock::Config;
+    ///
+    /// let mut file = Config::from_url("redis://db")?;
+    /// file.default_ttl = Some(Duration::from_secs(30));
+    /// let config = Config::from_url("mem://")?.or(file);
+    /// assert_eq!(config.url.as_deref(), Some("mem://"));
+    /// assert_eq!(config.default_ttl, Some(Duration::from_secs(30)));
+    /// # Ok::<(), distlock::Error>(())
+    /// ```
     ///
     /// Fields that belong together stay together. A `url` hides the lower `driver`, `url` and `endpoints`, and its
     /// prefix, TTL and history count like fields; `endpoints` hide the lower `url` and `endpoints`; `password` and

@@ -17,6 +17,15 @@ use crate::types::error::{Error, ErrorKind};
 impl Config {
     /// Reads TOML: the fields of this type by their names, and nothing else.
     ///
+    /// ```
+    /// use distlock::Config;
+    ///
+    /// let config = Config::from_toml("url = 'redis://db'\ndefault_ttl = '30s'\nprefix = 'shop:'")?;
+    /// assert_eq!(config.prefix.as_deref(), Some("shop:"));
+    /// assert!(Config::from_toml("prefixx = 'shop:'").is_err()); // says which line and column
+    /// # Ok::<(), distlock::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Kind `Config` with the line, the column and what is wrong; the text itself is not repeated.
     pub fn from_toml(text: &str) -> crate::types::error::Result<Config> {

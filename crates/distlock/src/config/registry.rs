@@ -10,7 +10,7 @@ use crate::types::error::{Error, ErrorKind, Result};
 /// Makes the public enum and the table of rows from one list, so that neither can miss an engine.
 macro_rules! engines {
     ($($(#[$doc:meta])* $driver:ident => $module:ident,)*) => {
-        /// An engine, as a configuration names it.
+        /// An engine, as a configuration names it: [`Config::driver`](crate::Config::driver).
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Driver {

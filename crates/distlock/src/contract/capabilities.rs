@@ -2,7 +2,7 @@
 
 use crate::types::mode::Mode;
 
-/// How far a lock reaches.
+/// How far a lock reaches; a wider scope is greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// The tasks and threads of one process.

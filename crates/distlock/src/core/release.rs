@@ -49,7 +49,7 @@ pub(crate) async fn release_now(core: &Core, hold: Arc<Hold>, now: Moment) -> Re
     releasing.is_in_doubt = sent.as_ref().err().map(Error::may_be_applied);
     let hold = &releasing.hold;
     let (outcome, late_until) = sent.map_err(|error| {
-        let help = "releasing goes on in the background, at the latest its lease ends it";
+        let help = "the release is retried in the background; at the latest, the lock is free when its lease ends";
         error.with_key(hold.key()).with_help(help)
     })?;
     if let Some(until) = late_until {

@@ -10,12 +10,26 @@ use crate::types::event::LossReason;
 use crate::types::key::Key;
 use crate::types::owner::Holder;
 
-/// A result of this crate.
+/// A result of this crate: its error is an [`Error`] unless it says otherwise.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of failure an [`Error`] is.
+/// What kind of failure an [`Error`] is, and so what to do.
 ///
 /// Only [`ErrorKind::Unknown`] leaves open whether the request was applied; every other kind is definite.
+///
+/// | kind | what to do |
+/// |---|---|
+/// | `Timeout` | the lock is held: try later, or report [the holder](Error::holder) |
+/// | `Lost` | stop the work; what was written since the loss may be refused by its fencing token |
+/// | `Unknown` | a claim: treat the lock as not held, and retry; a release: it continues in the background |
+/// | `Unavailable` | retry later: the engine was not reached, and nothing was applied |
+/// | `AlreadyHeld` | use [`as_new_owner`](crate::LockRequest::as_new_owner) or [`reentrant`](crate::LockRequest::reentrant) |
+/// | `NotHeld` | the hold has ended, or was never this owner's |
+/// | `InvalidInput`, `Config`, `Unsupported` | correct the call, the configuration or the choice of engine |
+/// | `Auth` | correct the credentials or the rights; the text names what is missing |
+/// | `Foreign` | another program uses the key: choose another name or prefix |
+/// | `Closed` | make a new [`Locker`](crate::Locker) |
+/// | `Backend` | read the text and its source |
 ///
 /// ```
 /// use distlock::ErrorKind;
@@ -87,7 +101,28 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A failure, with the lock it is about.
+/// A failure: its kind, the lock it is about, the holder if known, and what to do next.
+///
+/// ```
+/// use std::time::Duration;
+/// use distlock::{ErrorKind, Locker};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let (locker, other) = (Locker::connect("mem://error").await?, Locker::connect("mem://error").await?);
+/// # let held = other.lock("invoice:42").label("monthly run").await?;
+/// let error = locker.lock("invoice:42").wait(Duration::ZERO).await.unwrap_err();
+/// match error.kind() {
+///     ErrorKind::Timeout => println!("try later: {error}"), // names the holder and its label
+///     ErrorKind::Unknown => println!("treat it as not held: {error}"),
+///     _ if error.is_retryable() => println!("the engine is unreachable: {error}"),
+///     _ => return Err(error),
+/// }
+/// # assert_eq!(error.holder().and_then(|holder| holder.token), Some(held.fencing_token()));
+/// # assert!(error.to_string().contains("monthly run"), "{error}");
+/// # Ok(()) }
+/// ```
+///
+/// Its text has no password. `Debug` adds the kind and the cause.
 pub struct Error(Box<Details>);
 
 #[derive(Clone)]

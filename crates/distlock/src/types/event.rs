@@ -78,7 +78,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// Something that happened to a lock.
+/// Something that happened to a lock; an [`Observer`] receives it.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Event<'a> {
@@ -148,7 +148,27 @@ pub enum EventKind<'a> {
     },
 }
 
-/// Receives the events of a locker and its clones, one at a time, in the order in which they were reported.
+/// Receives the events of a locker and its clones, one at a time, in the order in which they were reported. Any closure
+/// that takes an event is one.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU32, Ordering};
+/// use distlock::{Event, EventKind, Locker};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// let grants = Arc::new(AtomicU32::new(0));
+/// let counted = grants.clone();
+/// let observer = move |event: &Event<'_>| match event.kind {
+///     EventKind::Acquired { .. } => drop(counted.fetch_add(1, Ordering::Relaxed)),
+///     EventKind::Lost { reason, .. } => eprintln!("{} was lost: {}", event.key, reason.describe()),
+///     _ => {}
+/// };
+/// let locker = Locker::builder().observer(observer).connect("mem://observer").await?;
+/// locker.lock("invoice:42").await?.unlock().await?;
+/// assert_eq!(grants.load(Ordering::Relaxed), 1);
+/// # Ok(()) }
+/// ```
 ///
 /// Events of a caller's own call are delivered before that call returns, unless the observer is busy with other
 /// events for 100 ms: return quickly, or the caller waits. The keeper's events (a renewal, a loss) are delivered on a

@@ -21,7 +21,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Its name, as in JSON.
+    /// Returns the word for it, as in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One thing that [`examine`](crate::examine) looked at.
+/// One thing that [`examine`](crate::examine) looked at: what was found, why it matters, what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {

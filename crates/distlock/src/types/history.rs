@@ -37,7 +37,7 @@ pub enum HistoryKind {
 }
 
 impl HistoryKind {
-    /// Its name, as in JSON.
+    /// Returns the word for it, as in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -119,7 +119,7 @@ impl Drop for ManualSleep<'_> {
 /// clock.advance(Duration::from_secs(3600)).await;
 /// assert!(!kept.is_lost() && left.is_lost());
 ///
-/// // The process stands still for longer than a lease: no renewal is sent.
+/// // The process is suspended for longer than a lease: no renewal is sent.
 /// clock.jump(Duration::from_secs(20));
 /// assert!(kept.is_lost());
 /// # Ok(()) }

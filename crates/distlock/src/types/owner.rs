@@ -17,7 +17,7 @@ use crate::types::token::{AttemptId, FencingToken};
 /// The longest owner id, label or reason in bytes.
 pub const MAX_TEXT_BYTES: usize = 256;
 
-/// The id of an owner: the same id is the same owner.
+/// The id of an owner: the same id is the same owner, in every process.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct OwnerId(Arc<str>);
@@ -112,7 +112,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// This process.
+    /// Returns this process.
     #[must_use]
     pub fn current() -> Arc<Process> {
         // The kernel accepts any bytes for a name; other clients would refuse a record with control characters.
@@ -157,7 +157,7 @@ fn name_in(passwd: impl BufRead, uid: u32) -> Option<String> {
     names.next()
 }
 
-/// What an engine stores about a holder or waiter of a lock.
+/// What an engine stores about a holder or waiter of a lock. `Display` writes it for people: user, host, process, label.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Record {
@@ -239,7 +239,7 @@ impl fmt::Display for Record {
     }
 }
 
-/// A holder of a lock, as far as the engine knows it.
+/// A holder of a lock, as far as the engine knows it; in [`Error::holder`](crate::Error::holder) and in listings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]

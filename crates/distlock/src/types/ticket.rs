@@ -14,7 +14,18 @@ use crate::types::token::{AttemptId, FencingToken};
 /// A ticket with which another process can take over a hold; made by [`LockGuard::export`](crate::LockGuard::export).
 ///
 /// Store it where only its owner can read it: every process that has it can [take over the
-/// hold](crate::Locker::adopt).
+/// hold](crate::Locker::adopt). It is written and read by serde, with or without the feature `serde`.
+///
+/// ```
+/// # use distlock::{HoldTicket, Locker};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locker = Locker::connect("mem://ticket").await?;
+/// let guard = locker.lock("import").await?;
+/// let stored = serde_json::to_string(&guard.export())?; // into a file that only this user can read
+/// let ticket: HoldTicket = serde_json::from_str(&stored)?;
+/// assert_eq!(ticket.token, guard.fencing_token());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HoldTicket {

@@ -8,7 +8,16 @@ use crate::types::random_bytes;
 
 /// A number that rises with every grant of a lock, so that the resource can refuse late writes.
 ///
-/// Pass it with each write; the resource stores the highest token so far and refuses lower ones.
+/// Pass it with each write; the resource stores the highest token so far and refuses lower ones:
+/// [`fencing`](crate::fencing). A token is compared with tokens of the same lock only.
+///
+/// ```
+/// use distlock::FencingToken;
+///
+/// let token: FencingToken = "34".parse()?; // as `Display` writes it: in headers, in $DISTLOCK_TOKEN
+/// assert!(token > FencingToken::new(33));
+/// # Ok::<(), distlock::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 

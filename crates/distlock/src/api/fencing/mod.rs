@@ -36,6 +36,15 @@ pub const REDIS_WRITE: &str = include_str!("write.lua");
 
 /// Reads the [header](HEADER)'s value, which is the token in decimal digits, as its `Display` writes it.
 ///
+/// ```
+/// use distlock::{FencingToken, fencing};
+///
+/// let sent = (fencing::HEADER, FencingToken::new(34).to_string()); // the client
+/// assert_eq!(fencing::from_header(&sent.1)?, FencingToken::new(34)); // the server
+/// assert!(fencing::from_header("").is_err());
+/// # Ok::<(), distlock::Error>(())
+/// ```
+///
 /// # Errors
 /// Kind `InvalidInput` if it is anything else: refuse such a request.
 pub fn from_header(value: &str) -> Result<FencingToken> {
@@ -79,6 +88,14 @@ impl Fence {
 /// Checks whether a write with `token` may follow one with `last`, for resources that store the last token and can
 /// compare and write in one step.
 ///
+/// ```
+/// use distlock::{FencingToken, fencing};
+///
+/// let (old, new) = (FencingToken::new(33), FencingToken::new(34));
+/// assert!(fencing::check(new, Some(old)).is_ok());
+/// assert!(fencing::check(old, Some(new)).is_err());
+/// ```
+///
 /// # Errors
 /// If `token` is lower than `last`.
 pub fn check(token: FencingToken, last: Option<FencingToken>) -> std::result::Result<(), Stale> {
@@ -88,7 +105,7 @@ pub fn check(token: FencingToken, last: Option<FencingToken>) -> std::result::Re
     }
 }
 
-/// A late write: its lock has been granted again since.
+/// The error of a late write: its lock has been granted again since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stale {

@@ -17,7 +17,7 @@ use crate::types::error::{Error, ErrorKind, Result};
 /// How long to try to reach a server.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes an [`Etcd`]; by [`Etcd::builder`] or [`Etcd::over`].
+/// Builds an [`Etcd`] engine; made by [`Etcd::builder`] or [`Etcd::over`].
 #[must_use = "a builder does nothing until it is built"]
 pub struct EtcdBuilder {
     servers: Servers,
@@ -34,13 +34,23 @@ enum Servers {
 }
 
 impl Etcd {
-    /// A client of the servers at `endpoints`, each `host:port`. They are one cluster.
+    /// Returns a builder for the cluster whose servers are at `endpoints`, each `host:port`.
     pub fn builder<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> EtcdBuilder {
         EtcdBuilder::new(Servers::At(endpoints.into_iter().map(Into::into).collect()))
     }
 
-    /// A client over a channel that the application has made and looks after. It should not balance between servers:
-    /// what one request has done must be there for the next.
+    /// Returns a builder for an engine over a channel that the application has made and keeps connected. The channel should
+    /// not balance between servers: what one request has done must be visible to the next.
+    ///
+    /// ```no_run
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// use distlock::{Locker, backend::etcd::Etcd};
+    /// use tonic::transport::Endpoint;
+    ///
+    /// let channel = Endpoint::from_static("http://127.0.0.1:2379").connect_lazy();
+    /// let locker = Locker::new(Etcd::over(channel).prefix("locks/").build()?)?;
+    /// # Ok(()) }
+    /// ```
     pub fn over(channel: Channel) -> EtcdBuilder {
         EtcdBuilder::new(Servers::Behind(channel))
     }
@@ -58,7 +68,7 @@ impl EtcdBuilder {
         }
     }
 
-    /// What the keys of all locks begin with. Default: nothing.
+    /// Sets the prefix of the keys of all locks. Default: none.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
@@ -71,20 +81,20 @@ impl EtcdBuilder {
         self
     }
 
-    /// The user to be. Default: none.
+    /// Sets the user name and the password. Default: none.
     pub fn login(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         self.login = Some(Login { name: name.into(), password: password.into() });
         self
     }
 
-    /// How long to try to reach a server. Default: 5 s.
+    /// Sets the timeout of a connection attempt. Default: 5 s.
     pub fn dial_timeout(mut self, timeout: Duration) -> Self {
         self.dial_timeout = timeout;
         self
     }
 
-    /// Encrypts connections to the dialled endpoints, trusting the certificates in `ca` (PEM), or what the system
-    /// trusts without it. Default: not encrypted. Needs the feature `tls`.
+    /// Encrypts connections to the endpoints, and trusts the certificates in `ca` (PEM); with `None`, those that the system
+    /// trusts. Default: not encrypted. Needs the feature `tls`.
     pub fn tls(mut self, ca: Option<Vec<u8>>) -> Self {
         self.tls.get_or_insert_default().ca = ca;
         self
@@ -96,11 +106,10 @@ impl EtcdBuilder {
         self
     }
 
-    /// The client. Nothing is sent before it is used.
+    /// Builds the engine. Nothing is sent before it is used.
     ///
     /// # Errors
-    /// Kind `Config` when an endpoint or a certificate is not acceptable; `Unsupported` when TLS is not part of this
-    /// build.
+    /// Kind `Config` if an endpoint or a certificate is invalid; `Unsupported` if TLS is wanted without the feature `tls`.
     pub fn build(self) -> Result<Etcd> {
         let endpoints = match self.servers {
             Servers::Behind(channel) => vec![Endpoint::given(channel)],

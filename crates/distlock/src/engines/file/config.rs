@@ -18,6 +18,19 @@ use crate::types::key::Key;
 /// the lock is released, since the fencing counter is in it. `docs/backends/file.md` says which files there are, and
 /// what is not guaranteed.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> distlock::Result<()> {
+/// # let dir = std::env::temp_dir().join(format!("distlock-doc-{}", std::process::id()));
+/// use distlock::{Locker, backend::file::FileBackend};
+///
+/// let locker = Locker::new(FileBackend::in_dir(&dir)?)?;
+/// let guard = locker.lock("nightly").await?;
+/// assert!(dir.join("nightly.lock").exists());
+/// # guard.unlock().await?;
+/// # let _ = std::fs::remove_dir_all(&dir);
+/// # Ok(()) }
+/// ```
+///
 /// Clones are handles to the same engine.
 #[derive(Clone)]
 pub struct FileBackend(pub(super) Arc<State>);
@@ -45,7 +58,7 @@ impl FileBackend {
         FileBackend::build(PathLayout::new(dir.into(), true), Clock::system())
     }
 
-    /// Reads time from `clock`. To be called before anything else.
+    /// Sets the clock that the engine reads. Call it before anything else.
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> FileBackend {
         FileBackend::build(self.0.layout.clone(), clock)
@@ -58,7 +71,7 @@ impl FileBackend {
     /// Returns the processes that hold `key`'s file by flock(2), distlock's or not.
     ///
     /// # Errors
-    /// When the file or the kernel's list cannot be read.
+    /// If the file or the kernel's list of locks cannot be read; the source is the [`std::io::Error`].
     pub fn holder_pids(&self, key: &Key) -> Result<Vec<u32>> {
         inspect::holder_pids(&self.0, key)
     }

@@ -17,7 +17,7 @@ use crate::types::manual_clock::ManualClock;
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::tick::millis;
 
-/// Where the locks are, shared by every [`Memory`](super::Memory) on it.
+/// The server of the memory engine: it has the locks, and every [`Memory`](super::Memory) on it is a client.
 #[derive(Debug, Clone)]
 pub struct Store(Arc<Inner>);
 
@@ -145,7 +145,7 @@ impl Store {
         self.end(key, LockTable::expire)
     }
 
-    /// Gives `key` for a second to a holder that is no client, as a server that lost its data would. The present holder
+    /// Gives `key` for a second to a holder that is not a client, as a server that lost its data would. The present holder
     /// learns of it by its next renewal, or at once with [`EndedHolds::tell_holders`].
     pub fn steal<K: TryInto<Key>>(&self, key: K) -> EndedHolds {
         self.end(key, LockTable::steal)
@@ -161,7 +161,7 @@ impl Store {
         *self.0.wall.lock() = Some((now, self.0.clock.now()));
     }
 
-    /// Whether the store has no holder, no waiter and no half-done attempt.
+    /// Returns whether the store has no holder, no waiter and no unfinished attempt.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.locks(|locks, now| locks.is_empty(now))
@@ -205,7 +205,7 @@ impl Store {
     }
 }
 
-/// The holds that a test has ended, behind the backs of their holders.
+/// The holds that a test has ended, and whose holders do not know it yet; made by [`Store::expire`] and [`Store::steal`].
 #[derive(Debug)]
 pub struct EndedHolds(Vec<EndedHold>);
 

@@ -21,7 +21,8 @@ use crate::types::secret::Secret;
 
 const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes a [`Postgres`] engine.
+/// Builds a [`Postgres`] engine; made by [`Postgres::tcp`], [`any_of`](Postgres::any_of), [`unix`](Postgres::unix) or
+/// [`over`](Postgres::over).
 #[must_use = "a builder does nothing until it is built"]
 pub struct PostgresBuilder {
     servers: Vec<Server>,
@@ -45,24 +46,35 @@ enum Server {
 }
 
 impl Postgres {
-    /// A server by its name or address. An IPv6 address needs no brackets.
+    /// Returns a builder for the server with this name or address. An IPv6 address needs no brackets.
     pub fn tcp(host: &str, port: u16) -> PostgresBuilder {
         Postgres::any_of([(host, port)])
     }
 
-    /// Several servers, of which the one that can be written to is used: a primary and its replicas.
+    /// Returns a builder for a primary and its replicas: the server that can be written to is used.
     pub fn any_of<'a>(servers: impl IntoIterator<Item = (&'a str, u16)>) -> PostgresBuilder {
         PostgresBuilder::new(servers.into_iter().map(|(host, port)| Server::Tcp(host.into(), port)).collect())
     }
 
-    /// A server on a Unix socket of this machine: the directory of the socket, and the port in its name.
+    /// Returns a builder for the server on a Unix socket of this machine: the directory of the socket, and the port in its
+    /// name.
     pub fn unix(directory: impl Into<PathBuf>, port: u16) -> PostgresBuilder {
         PostgresBuilder::new(vec![Server::Unix(directory.into(), port)])
     }
 
-    /// A server behind any stream, such as a tunnel or a connection that the application has opened. `dial` is called for
-    /// each connection, and again whenever one has died; it runs inside a tokio runtime. `place` names the server in
-    /// messages.
+    /// Returns a builder for a server behind any stream, such as a tunnel or a connection that the application has opened.
+    /// `dial` is called for each connection, and again whenever one has died; it runs inside a tokio runtime. `place` names
+    /// the server in messages.
+    ///
+    /// ```no_run
+    /// # async fn f() -> distlock::Result<()> {
+    /// use distlock::{Locker, backend::postgres::Postgres};
+    /// use tokio::net::TcpStream;
+    ///
+    /// let tunnel = Postgres::over("postgres through the tunnel", || TcpStream::connect("127.0.0.1:15432"));
+    /// let locker = Locker::new(tunnel.user("app").database("shop").build()?)?;
+    /// # Ok(()) }
+    /// ```
     pub fn over<F, Fut, S>(place: &str, dial: F) -> PostgresBuilder
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -88,38 +100,38 @@ impl PostgresBuilder {
         }
     }
 
-    /// The user. Default: the name of the user that this process runs as.
+    /// Sets the user. Default: the name of the user that this process runs as.
     pub fn user(mut self, name: &str) -> Self {
         self.user = Some(name.into());
         self
     }
 
-    /// The password. Default: that of the password file (`PGPASSFILE`, `~/.pgpass`), if it has one.
+    /// Sets the password. Default: that of the password file (`PGPASSFILE`, `~/.pgpass`), if it has one.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.into());
         self
     }
 
-    /// The database. Default: the one with the user's name.
+    /// Sets the database. Default: the one with the user's name.
     pub fn database(mut self, name: &str) -> Self {
         self.database = Some(name.into());
         self
     }
 
-    /// The schema in which `distlock setup` made the tables and functions. Default: `distlock`.
+    /// Sets the schema in which `distlock setup` made the tables and functions. Default: `distlock`.
     pub fn schema(mut self, name: &str) -> Self {
         self.schema = name.into();
         self
     }
 
-    /// What stands before each lock's name. Default: nothing.
+    /// Sets the prefix of each lock's name in the tables. Default: none.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Encrypts connections, trusting the certificates in `ca` (PEM), or what the system trusts without it. The server's
-    /// certificate must be for the host that is dialled. Default: not encrypted. Needs the feature `tls`.
+    /// Encrypts connections, and trusts the certificates in `ca` (PEM); with `None`, those that the system trusts. The
+    /// server's certificate must be for the host that is dialled. Default: not encrypted. Needs the feature `tls`.
     pub fn tls(mut self, ca: Option<Vec<u8>>) -> Self {
         self.tls.get_or_insert_default().ca = ca;
         self
@@ -138,7 +150,7 @@ impl PostgresBuilder {
         self
     }
 
-    /// How long opening a connection to one server may take. Default: 5 s.
+    /// Sets the timeout of a connection attempt to one server. Default: 5 s.
     pub fn dial_timeout(mut self, limit: Duration) -> Self {
         self.dial_timeout = limit;
         self

@@ -30,14 +30,14 @@ pub struct PostgresHold {
     pub token: i64,
 }
 
-/// Looks into an engine that a locker has taken.
+/// Gives access to an engine that a locker has taken; made by [`Postgres::handle`].
 #[derive(Debug, Clone)]
 pub struct PostgresHandle {
     options: Arc<Options>,
 }
 
 impl Postgres {
-    /// Returns a handle that stays when a locker has taken the engine.
+    /// Returns a handle that stays usable when a locker has taken the engine.
     #[must_use]
     pub fn handle(&self) -> PostgresHandle {
         PostgresHandle { options: self.options.clone() }

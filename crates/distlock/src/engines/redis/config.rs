@@ -22,7 +22,23 @@ use crate::types::token::AttemptId;
 
 const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes a [`Redis`] engine.
+/// Builds a [`Redis`] engine; made by [`Redis::tcp`], [`unix`](Redis::unix), [`sentinel`](Redis::sentinel),
+/// [`cluster`](Redis::cluster) or [`over`](Redis::over).
+///
+/// ```
+/// use std::time::Duration;
+/// use distlock::backend::redis::Redis;
+///
+/// let servers = [("s1", 26379), ("s2", 26379), ("s3", 26379)];
+/// let engine = Redis::sentinel(servers, "mymaster")
+///     .password("secret")
+///     .prefix("shop:")
+///     .restart_guard(true)
+///     .dial_timeout(Duration::from_secs(2))
+///     .build()?; // connects when a locker is made of it
+/// # drop(engine);
+/// # Ok::<(), distlock::Error>(())
+/// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct RedisBuilder {
     servers: Servers,
@@ -43,30 +59,40 @@ enum Servers {
 }
 
 impl Redis {
-    /// A server by its name or address. An IPv6 address needs no brackets.
+    /// Returns a builder for the server with this name or address. An IPv6 address needs no brackets.
     pub fn tcp(host: &str, port: u16) -> RedisBuilder {
         RedisBuilder::new(Servers::One(Address::new(host, port)))
     }
 
-    /// A server on a Unix socket of this machine.
+    /// Returns a builder for the server on a Unix socket of this machine.
     pub fn unix(path: impl Into<PathBuf>) -> RedisBuilder {
         RedisBuilder::new(Servers::Behind(Dialer::unix(path.into())))
     }
 
-    /// The master of `service`, as the sentinels at these hosts and ports name it. More than half of them must agree, so
-    /// name them all.
+    /// Returns a builder for the master of `service`, as the sentinels at these hosts and ports name it. More than half of
+    /// them must agree, so name them all.
     pub fn sentinel<'a>(sentinels: impl IntoIterator<Item = (&'a str, u16)>, service: &str) -> RedisBuilder {
         let addresses = sentinels.into_iter().map(|(host, port)| Address::new(host, port)).collect();
         RedisBuilder::new(Servers::Sentinel(Sentinels::new(addresses, service)))
     }
 
-    /// A cluster, of which these are some of the nodes.
+    /// Returns a builder for a cluster, of which these are some of the nodes.
     pub fn cluster<'a>(nodes: impl IntoIterator<Item = (&'a str, u16)>) -> RedisBuilder {
         RedisBuilder::new(Servers::Cluster(nodes.into_iter().map(|(host, port)| Address::new(host, port)).collect()))
     }
 
-    /// A server behind any stream, such as a tunnel. `dial` is called for each connection, and again whenever one has
-    /// died; it runs inside a tokio runtime. `place` names the server in messages.
+    /// Returns a builder for a server behind any stream, such as a tunnel. `dial` is called for each connection, and again
+    /// whenever one has died; it runs inside a tokio runtime. `place` names the server in messages.
+    ///
+    /// ```no_run
+    /// # async fn f() -> distlock::Result<()> {
+    /// use distlock::{Locker, backend::redis::Redis};
+    /// use tokio::net::TcpStream;
+    ///
+    /// let engine = Redis::over("redis through the tunnel", || TcpStream::connect("127.0.0.1:16379")).build()?;
+    /// let locker = Locker::new(engine)?;
+    /// # Ok(()) }
+    /// ```
     pub fn over<F, Fut, S>(place: &str, dial: F) -> RedisBuilder
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -105,31 +131,31 @@ impl RedisBuilder {
         RedisBuilder { servers, tls: None, tls_server_name: None, restart_guard: false, options }
     }
 
-    /// What stands before each lock's name. Default: nothing.
+    /// Sets the prefix of each lock's name in Redis. Default: none.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.options.prefix = prefix.into();
         self
     }
 
-    /// The number of the database. Default: 0.
+    /// Sets the number of the database. Default: 0.
     pub fn database(mut self, number: u32) -> Self {
         self.options.database = number;
         self
     }
 
-    /// The user of the server's access list. Default: the server's default user.
+    /// Sets the user of the server's access list. Default: the server's default user.
     pub fn username(mut self, name: &str) -> Self {
         self.options.username = Some(name.into());
         self
     }
 
-    /// The password. Default: none.
+    /// Sets the password. Default: none.
     pub fn password(mut self, password: &str) -> Self {
         self.options.password = Some(password.into());
         self
     }
 
-    /// The log-in for the sentinels; the user may be left out. Default: none, whatever the user of the servers is.
+    /// Sets the credentials for the sentinels; the user may be left out. Default: none, whatever the user of the servers is.
     pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Self {
         if let Servers::Sentinel(sentinels) = &mut self.servers {
             let login = sentinels.login.clone().set_password(password);
@@ -138,14 +164,14 @@ impl RedisBuilder {
         self
     }
 
-    /// The version of the protocol. Default: the best that the server speaks.
+    /// Sets the version of the protocol. Default: the newest that the server speaks.
     pub fn protocol(mut self, protocol: Protocol) -> Self {
         self.options.protocol = Some(protocol);
         self
     }
 
-    /// Encrypts connections, trusting the certificates in `ca` (PEM), or what the system trusts without it. Default: not
-    /// encrypted. Needs the feature `tls`.
+    /// Encrypts connections, and trusts the certificates in `ca` (PEM); with `None`, those that the system trusts. Default:
+    /// not encrypted. Needs the feature `tls`.
     pub fn tls(mut self, ca: Option<Vec<u8>>) -> Self {
         self.tls.get_or_insert_default().ca = ca;
         self
@@ -164,32 +190,32 @@ impl RedisBuilder {
         self
     }
 
-    /// Whether a server that was restarted, promoted or emptied grants nothing until every lease from before is over.
-    /// Then a claim fails with kind `Unavailable`, and says how long that takes; so it does on a server that is used for
-    /// the first time. Every client that locks there must have it on. Default: off.
+    /// Sets whether a server that was restarted, promoted or emptied grants nothing until every lease from before is over.
+    /// Until then a claim fails with kind `Unavailable`, and its error says how long that takes. The same happens on a server
+    /// that is used for the first time. Every client that locks there must have it on. Default: off.
     pub fn restart_guard(mut self, on: bool) -> Self {
         self.restart_guard = on;
         self
     }
 
-    /// How many replicas must have acknowledged a grant before it counts (`WAIT`). When fewer do within 250 ms, the lock is
-    /// given back and the claim fails with kind `Unavailable`. It makes it less likely that a failover forgets the lock,
-    /// not impossible: renewals are not waited for, and a replica that lags may still be promoted. Default: 0.
+    /// Sets how many replicas must have acknowledged a grant before it counts (`WAIT`). If fewer do within 250 ms, the lock
+    /// is released and the claim fails with kind `Unavailable`. A failover is then less likely to forget the lock. It still
+    /// can: renewals are not waited for, and a replica that lags may be promoted. Default: 0.
     pub fn wait_replicas(mut self, count: u32) -> Self {
         self.options.wait_replicas = count;
         self
     }
 
-    /// How long to try to open a connection. Default: 5 s.
+    /// Sets the timeout of a connection attempt. Default: 5 s.
     pub fn dial_timeout(mut self, most: Duration) -> Self {
         self.options.dial_timeout = most;
         self
     }
 
-    /// The engine. It connects when a locker is made of it.
+    /// Builds the engine. It connects when a locker is made of it.
     ///
     /// # Errors
-    /// Kind `Config`, naming what is not acceptable; `Unsupported` when TLS is not part of this build.
+    /// Kind `Config`, naming the option that is refused; `Unsupported` if TLS is wanted without the feature `tls`.
     pub fn build(mut self) -> Result<Redis> {
         let refuse = |problem: String| Err(Error::new(ErrorKind::Config, problem));
         let Options { prefix, username, password, dial_timeout, .. } = &self.options;

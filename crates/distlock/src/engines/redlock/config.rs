@@ -15,7 +15,7 @@ const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_NODES: usize = 3;
 const MAX_NODES: usize = 9;
 
-/// Builds a [`Redlock`] engine.
+/// Builds a [`Redlock`] engine; made by [`Redlock::of`].
 #[must_use = "a builder does nothing until it is built"]
 pub struct RedlockBuilder {
     nodes: Vec<RedisBuilder>,
@@ -25,8 +25,8 @@ pub struct RedlockBuilder {
 }
 
 impl Redlock {
-    /// Locks on a majority of these nodes: 3, 5, 7 or 9 independent servers, each with its own address and credentials.
-    /// Their [`wait_replicas`](RedisBuilder::wait_replicas) must be 0.
+    /// Returns a builder for locks on a majority of these nodes: 3, 5, 7 or 9 independent servers, each with its own address
+    /// and credentials. Their [`wait_replicas`](RedisBuilder::wait_replicas) must be 0.
     pub fn of(nodes: impl IntoIterator<Item = RedisBuilder>) -> RedlockBuilder {
         RedlockBuilder {
             nodes: nodes.into_iter().collect(),
@@ -38,13 +38,13 @@ impl Redlock {
 }
 
 impl RedlockBuilder {
-    /// The prefix of each lock's name, on every node. Default: none.
+    /// Sets the prefix of each lock's name, on every node. Default: none.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// How long to try to open a connection. Default: 5 s.
+    /// Sets the timeout of a connection attempt. Default: 5 s.
     pub fn dial_timeout(mut self, most: Duration) -> Self {
         self.dial_timeout = most;
         self
@@ -61,7 +61,7 @@ impl RedlockBuilder {
     /// Builds the engine. It connects when a locker is made of it.
     ///
     /// # Errors
-    /// Kind `Config`, which names the option that is refused.
+    /// Kind `Config`, naming the option that is refused.
     pub fn build(self) -> Result<Redlock> {
         let RedlockBuilder { nodes, prefix, dial_timeout, restart_guard } = self;
         check_count(nodes.len())?;

@@ -121,7 +121,7 @@ fn check_view(
     }
     let flags = view.get("flags").map(String::as_str).unwrap_or_default();
     if flags.contains("down") {
-        let why = "a failover may be under way";
+        let why = "a failover may be in progress";
         findings.all.push(warn("master", format!("it takes the master for dead ({flags})"), why, "look at the master"));
     }
 }

@@ -19,9 +19,9 @@ use crate::types::token::AttemptId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Protocol {
-    /// The old one: wake-ups come over a second connection.
+    /// Version 2: wake-ups come over a second connection.
     Resp2,
-    /// The one since Redis 6: wake-ups come over the connection that carries the commands.
+    /// Version 3, since Redis 6: wake-ups come over the connection that carries the commands.
     Resp3,
 }
 
