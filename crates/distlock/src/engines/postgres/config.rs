@@ -11,9 +11,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::engines::postgres::client::Postgres;
 use crate::engines::postgres::protocol::requests::Statements;
 use crate::engines::postgres::protocol::schema::{DEFAULT_SCHEMA, Schema};
-use crate::engines::postgres::wire::dial::{Dialer, Encryption};
+use crate::engines::postgres::wire::dial::dial_tcp;
 use crate::engines::postgres::wire::options::Options;
 use crate::engines::postgres::wire::pass_file::password_for;
+use crate::engines::shared::dial::{Address, Dialer};
+use crate::engines::shared::encryption::Encryption;
 use crate::engines::shared::tls::Tls;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::owner::{MAX_TEXT_BYTES, Process};
@@ -160,7 +162,7 @@ impl PostgresBuilder {
             return refuse("prefix", &format!("a control character, or more than {MAX_TEXT_BYTES} bytes"));
         }
         let schema = Schema::new(&self.schema)?;
-        let encryption = self.tls.as_ref().map(Encryption::new).transpose()?;
+        let encryption = self.tls.as_ref().map(|tls| Encryption::new(tls, None)).transpose()?;
         let user = self.user.unwrap_or_else(|| Process::current().user.clone());
         let database = self.database.unwrap_or_else(|| user.clone());
         // NUL ends a text on the wire.
@@ -190,7 +192,7 @@ impl PostgresBuilder {
 impl Server {
     fn dialer(self, encryption: Option<&Encryption>) -> Dialer {
         match self {
-            Server::Tcp(host, port) => Dialer::tcp(&host, port, encryption.cloned()),
+            Server::Tcp(host, port) => dial_tcp(Address::new(&host, port), encryption.cloned()),
             Server::Unix(directory, port) => Dialer::unix(directory.join(format!(".s.PGSQL.{port}"))),
             Server::Behind(dialer) => dialer,
         }

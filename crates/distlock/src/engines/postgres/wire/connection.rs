@@ -15,8 +15,8 @@ use crate::engines::postgres::protocol::requests::{Statement, column};
 use crate::engines::postgres::protocol::schema::VERSION;
 use crate::engines::postgres::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::postgres::state::server_clock::{Reading, ServerClock};
-use crate::engines::postgres::wire::dial::Dialer;
 use crate::engines::postgres::wire::options::Options;
+use crate::engines::shared::dial::Dialer;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -138,7 +138,7 @@ impl Connection {
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection, Dialling> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
-        let stream = dialer.open().await.map_err(Dialling::Io)?;
+        let stream = dialer.open("postgres").await.map_err(Dialling::Unreachable)?;
         let mut config = Config::new();
         config.user(&options.user).dbname(&options.database).application_name("distlock");
         config.ssl_mode(tokio_postgres::config::SslMode::Disable);
@@ -290,7 +290,7 @@ impl Drop for Connection {
 
 /// Why a session was not opened.
 enum Dialling {
-    Io(std::io::Error),
+    Unreachable(Error),
     Postgres(tokio_postgres::Error),
     /// A pooler is in between, and refuses the settings of a session.
     Pooler,
@@ -299,9 +299,7 @@ enum Dialling {
 impl Dialling {
     fn into_error(self, place: &str) -> Error {
         match self {
-            Dialling::Io(error) => {
-                Error::unavailable(format!("postgres: cannot reach {place}: {error}")).with_source(error)
-            }
+            Dialling::Unreachable(error) => error,
             Dialling::Postgres(error) => classify(place, &error, Stage::Opening).0,
             Dialling::Pooler => Error::unavailable(format!("postgres: {place} refuses the session")),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::engines::postgres::protocol::requests::Statements;
 use crate::engines::postgres::protocol::schema::Schema;
-use crate::engines::postgres::wire::dial::Dialer;
+use crate::engines::shared::dial::Dialer;
 use crate::types::secret::Secret;
 
 /// What every connection of an engine has in common.
