@@ -15,13 +15,18 @@ async fn a_database_without_the_schema_names_the_fix_before_anything_is_locked()
     assert!(distlock::set_up(&config).await.expect("made"));
     assert!(distlock::set_up(&config).await.expect("made again"));
     Locker::connect(&server.url()).await.expect("ready");
-    // An older schema, and a newer one.
-    for (version, part) in [(0, "too old"), (99, "too new")] {
+    // A newer schema, and an older one.
+    for (version, part) in [(99, "too new"), (0, "too old")] {
         server.sql(&format!(
             "CREATE OR REPLACE FUNCTION distlock.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT {version}'"
         ));
         let error = Locker::connect(&server.url()).await.expect_err(part);
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(part), "{error}");
+        if version > 3 {
+            let error = distlock::set_up(&config).await.expect_err("it would be made older");
+            assert!(error.kind() == ErrorKind::Config && error.to_string().contains("newer"), "{error}");
+            assert_eq!(server.sql("SELECT distlock.version()"), "99");
+        }
     }
     assert!(distlock::set_up(&config).await.expect("brought up to date"));
     Locker::connect(&server.url()).await.expect("ready again");

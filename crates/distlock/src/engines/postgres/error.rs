@@ -67,6 +67,8 @@ fn of_code(code: &str) -> ErrorKind {
     match code {
         // The schema, or a function of it, is missing.
         "3F000" | "42883" | "42P01" | "42703" | "3D000" => ErrorKind::Config,
+        // A set-up of an older version than the schema has.
+        "DL002" => ErrorKind::Config,
         // A reply of another shape than prepared for: the schema was replaced.
         "0A000" => ErrorKind::Unavailable,
         "42501" => ErrorKind::Auth,
@@ -91,6 +93,8 @@ fn help(code: &str) -> Option<&'static str> {
         "3F000" | "42883" | "42P01" | "42703" => Some("make its tables and functions with `distlock setup URL`"),
         "3D000" => Some("create the database, or name another one in the URL"),
         "42501" => Some("the user needs USAGE on the schema"),
+        "55P03" => Some("another transaction uses the schema, such as a backup; try again when it has ended"),
+        "DL002" => Some("use the newer version of distlock"),
         _ => None,
     }
 }

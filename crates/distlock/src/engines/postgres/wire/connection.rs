@@ -1,5 +1,6 @@
 //! One session with the server.
 
+use std::cmp;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row};
 
@@ -182,9 +184,20 @@ impl Connection {
         let row = self.client.query_typed_one(&options.statements.greet.text, &[]).await;
         let row = row.map_err(|error| classify(&self.place, &error, Stage::Opening).0)?;
         self.clock.saw(Reading { sent, received: self.clock.now(), server_us: column(&row, 1)? });
-        check_version(column(&row, 0)?, &options.schema.to_string())?;
+        let found = column(&row, 0)?;
+        let compatible_from = if found == VERSION + 1 { self.compatible_from(options).await? } else { None };
+        check_version(found, compatible_from, &options.schema.to_string())?;
         self.is_pooled |= session.as_deref() != Some("own");
         Ok(())
+    }
+
+    /// Returns the oldest version whose clients can use the schema, if the schema says so.
+    async fn compatible_from(&self, options: &Options) -> Result<Option<i32>> {
+        match self.client.query_typed_one(&options.statements.compatible_from.text, &[]).await {
+            Ok(row) => column(&row, 0).map(Some),
+            Err(error) if error.code() == Some(&SqlState::UNDEFINED_FUNCTION) => Ok(None),
+            Err(error) => Err(classify(&self.place, &error, Stage::Opening).0),
+        }
     }
 
     /// Returns the mark of our own session, if the server is a primary of a version that can be used.
@@ -321,12 +334,13 @@ fn check_server(version: i32, place: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, message).with_help("upgrade the server, or name another one in the URL"))
 }
 
-/// Refuses a schema of another version.
-fn check_version(found: i32, schema: &str) -> Result<()> {
+/// Refuses a schema of another version, unless it is the next one and says that clients of this version can use it.
+fn check_version(found: i32, compatible_from: Option<i32>, schema: &str) -> Result<()> {
     let (message, help) = match found.cmp(&VERSION) {
-        std::cmp::Ordering::Equal => return Ok(()),
-        std::cmp::Ordering::Less => ("too old", "bring it up to date with `distlock setup URL`"),
-        std::cmp::Ordering::Greater => ("too new", "use a newer version of distlock"),
+        cmp::Ordering::Equal => return Ok(()),
+        cmp::Ordering::Greater if compatible_from.is_some_and(|oldest| oldest <= VERSION) => return Ok(()),
+        cmp::Ordering::Less => ("too old", "bring it up to date with `distlock setup URL`"),
+        cmp::Ordering::Greater => ("too new", "use a newer version of distlock"),
     };
     let message = format!("postgres: the schema {schema} is {message}: version {found}, and {VERSION} is needed");
     Err(Error::new(ErrorKind::Config, message).with_help(help))
