@@ -1,5 +1,6 @@
 //! Makes a PostgreSQL engine.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -7,11 +8,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::Client;
 
 use crate::engines::postgres::client::Postgres;
 use crate::engines::postgres::protocol::requests::Statements;
 use crate::engines::postgres::protocol::schema::{DEFAULT_SCHEMA, Schema};
 use crate::engines::postgres::wire::dial::dial_tcp;
+use crate::engines::postgres::wire::lender::Lender;
 use crate::engines::postgres::wire::options::Options;
 use crate::engines::postgres::wire::pass_file::password_for;
 use crate::engines::shared::dial::{Address, Dialer};
@@ -26,6 +29,7 @@ const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Makes a [`Postgres`] engine.
 #[must_use = "a builder does nothing until it is built"]
 pub struct PostgresBuilder {
+    lender: Option<Lender>,
     servers: Vec<Server>,
     tls: Option<Tls>,
     is_pooled: bool,
@@ -73,11 +77,41 @@ impl Postgres {
     {
         PostgresBuilder::new(vec![Server::Behind(Dialer::new(place, dial))])
     }
+
+    /// A server to which a pool of the application has connections: see [`pool`](PostgresBuilder::pool). No other connection
+    /// is opened, so waiters poll, and the locker's [`capabilities`](crate::Locker::capabilities) say so.
+    ///
+    /// ```no_run
+    /// use std::sync::Arc;
+    ///
+    /// use distlock::Locker;
+    /// use distlock::backend::postgres::Postgres;
+    ///
+    /// # struct Pool;
+    /// # impl Pool { async fn get(&self) -> Result<Box<tokio_postgres::Client>, std::io::Error> { unreachable!() } }
+    /// # fn f(pool: Arc<Pool>) -> distlock::Result<()> {
+    /// let lend = move || {
+    ///     let pool = pool.clone();
+    ///     async move { pool.get().await }
+    /// };
+    /// let locker = Locker::new(Postgres::from_pool(lend, |lent| lent).build()?)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn from_pool<F, Fut, C, E>(lend: F, client: fn(&C) -> &Client) -> PostgresBuilder
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<C, E>> + Send + 'static,
+        C: Send + Sync + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        PostgresBuilder::new(Vec::new()).pool(lend, client)
+    }
 }
 
 impl PostgresBuilder {
     fn new(servers: Vec<Server>) -> PostgresBuilder {
         PostgresBuilder {
+            lender: None,
             servers,
             tls: None,
             is_pooled: false,
@@ -140,7 +174,26 @@ impl PostgresBuilder {
         self
     }
 
-    /// How long opening a connection to one server may take. Default: 5 s.
+    /// Borrows the connections for claims, releases and renewals from a pool of the application; the servers of this builder
+    /// are then only listened to, over one connection of the engine's own. Default: all connections are the engine's own.
+    ///
+    /// `lend` is called in the runtime in which the locker is made, and `client` finds the client in what was lent: `|lent|
+    /// lent` where that dereferences to it. An engine keeps two of the pool's connections, so that no lock waits for the
+    /// application, and gives one back (drops it) when it has failed and its last statement was answered, or with the
+    /// locker. It leaves no prepared statement, setting or lock in a session. The pool drives its connections: while the
+    /// application blocks that runtime, locks are not renewed.
+    pub fn pool<F, Fut, C, E>(mut self, lend: F, client: fn(&C) -> &Client) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<C, E>> + Send + 'static,
+        C: Send + Sync + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.lender = Some(Lender::new(lend, client));
+        self
+    }
+
+    /// How long opening a connection to one server may take, or borrowing one from a pool. Default: 5 s.
     pub fn dial_timeout(mut self, limit: Duration) -> Self {
         self.dial_timeout = limit;
         self
@@ -153,7 +206,7 @@ impl PostgresBuilder {
     pub fn build(self) -> Result<Postgres> {
         let refuse = |field: &str, fault: &str| Err(Error::new(ErrorKind::Config, format!("{field}: {fault}")));
         if self.servers.is_empty() {
-            return refuse("endpoints", "no server is given");
+            self.check_without_server()?;
         }
         if self.dial_timeout.is_zero() {
             return refuse("dial_timeout", "zero");
@@ -175,6 +228,7 @@ impl PostgresBuilder {
         let (statements, prefix, dial_timeout) = (Statements::of(&schema), self.prefix, self.dial_timeout);
         let (is_encrypted, is_pooled) = (encryption.is_some(), self.is_pooled);
         Ok(Postgres::new(Options {
+            lender: self.lender,
             dialers,
             is_encrypted,
             is_pooled,
@@ -186,6 +240,22 @@ impl PostgresBuilder {
             prefix,
             dial_timeout,
         }))
+    }
+}
+
+impl PostgresBuilder {
+    /// Refuses settings of connections where the engine opens none.
+    fn check_without_server(&self) -> Result<()> {
+        let PostgresBuilder { lender, user, password, database, tls, .. } = self;
+        let fault = match lender {
+            None => "endpoints: no server is given",
+            Some(_) if tls.is_some() => "tls: the connections are the pool's, and no server is given to listen to",
+            Some(_) if user.is_some() || password.is_some() || database.is_some() => {
+                "username: the connections are the pool's, and no server is given to listen to"
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::Config, fault))
     }
 }
 

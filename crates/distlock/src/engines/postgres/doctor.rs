@@ -53,8 +53,7 @@ struct Facts {
 impl Postgres {
     /// Returns everything that was found; leases are to last `ttl`.
     pub(super) async fn examine(&self, ttl: Duration) -> Vec<Finding> {
-        let places: Vec<&str> = self.options.dialers.iter().map(|dialer| &*dialer.place).collect();
-        let place = places.join(",");
+        let place = self.options.places();
         let mut findings = Findings::about(&place);
         match Facts::collect(&self.options).await {
             Ok(facts) => {

@@ -1,7 +1,7 @@
 //! One session with the server.
 
 use std::cmp;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use crate::engines::postgres::protocol::requests::{Statement, column};
 use crate::engines::postgres::protocol::schema::VERSION;
 use crate::engines::postgres::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::postgres::state::server_clock::{Reading, ServerClock};
+use crate::engines::postgres::wire::lender::{self, Lender, LentClient};
 use crate::engines::postgres::wire::options::Options;
 use crate::engines::shared::dial::Dialer;
 use crate::types::clock::Moment;
@@ -40,15 +41,14 @@ pub(in crate::engines) struct Notified {
     pub(in crate::engines) text: String,
 }
 
-/// One session. Dropping it closes it.
+/// One session. Dropping it closes it, or gives it back to the pool that lent it.
 pub(in crate::engines) struct Connection {
     /// Distinguishes the connections of this process.
     pub(in crate::engines) id: u64,
-    client: Client,
+    session: Session,
     place: Arc<str>,
     /// Whether a pooler may give each transaction another server.
     pub(in crate::engines) is_pooled: bool,
-    driver: AbortHandle,
     /// Set before the driver has ended, which takes its runtime.
     is_given_up: AtomicBool,
     clock: Arc<ServerClock>,
@@ -56,8 +56,16 @@ pub(in crate::engines) struct Connection {
     prepared: Vec<(String, tokio_postgres::Statement)>,
 }
 
+/// How statements reach the server.
+enum Session {
+    /// With the task that moves its bytes.
+    Own(Client, AbortHandle),
+    Lent(LentClient),
+}
+
 impl Connection {
-    /// Opens a session with the primary among the servers. `prepare` are the statements that it will be used for most.
+    /// Opens a session with the primary among the servers, or borrows one where there is a lender and no `messages` are
+    /// asked for. `prepare` are the statements that it will be used for most.
     ///
     /// # Errors
     /// That of the last server that could not be used.
@@ -67,6 +75,13 @@ impl Connection {
         prepare: &[&Statement],
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection> {
+        if let (Some(lender), None) = (&options.lender, messages) {
+            let borrowing = async {
+                let mut connection = Self::borrow(lender, clock).await?;
+                connection.check(options).await.map(|()| connection)
+            };
+            return borrow_within(options.dial_timeout, borrowing).await;
+        }
         let mut failed = None;
         for dialer in &options.dialers {
             let opening = Self::open_one(options, dialer, clock, prepare, messages);
@@ -98,7 +113,7 @@ impl Connection {
         connection.check(options).await?;
         if !connection.is_pooled {
             for statement in prepare {
-                let prepared = connection.client.prepare_typed(&statement.text, statement.types).await;
+                let prepared = connection.client().prepare_typed(&statement.text, statement.types).await;
                 let prepared = prepared.map_err(|error| classify(&dialer.place, &error, Stage::Opening).0)?;
                 connection.prepared.push((statement.text.clone(), prepared));
             }
@@ -106,9 +121,28 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Borrows a session with a primary. It counts as pooled: nothing that lasts in a session is done there, since others use
+    /// it later.
+    async fn borrow(lender: &Lender, clock: &Arc<ServerClock>) -> Result<Connection> {
+        let connection = Self::new(Session::Lent(lender.lend().await?), lender::PLACE.into(), clock);
+        let (first, second) = (connection.look().await?, connection.look().await?);
+        // What is claimed in a transaction of the application would be granted when that ends, or never.
+        if first.began == second.began {
+            let help = "end every transaction before its connection goes back to the pool";
+            return Err(
+                Error::new(ErrorKind::Config, "postgres: the pool lent a connection in a transaction").with_help(help)
+            );
+        }
+        Ok(connection)
+    }
+
     /// Runs the statements of `sql` on the primary, for at most `limit`, whether or not the schema is there.
     pub(in crate::engines) async fn set_up(options: &Options, sql: &str, limit: Duration) -> Result<()> {
         let clock = Arc::new(ServerClock::new(crate::types::clock::Clock::system(), 0.0));
+        if let Some(lender) = &options.lender {
+            let connection = borrow_within(options.dial_timeout, Self::borrow(lender, &clock)).await?;
+            return connection.execute_within(limit, sql).await;
+        }
         let mut failed = None;
         for dialer in &options.dialers {
             let opened =
@@ -139,7 +173,6 @@ impl Connection {
         session: Option<&str>,
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection, Dialling> {
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
         let stream = dialer.open("postgres").await.map_err(Dialling::Unreachable)?;
         let mut config = Config::new();
         config.user(&options.user).dbname(&options.database).application_name("distlock");
@@ -165,23 +198,35 @@ impl Connection {
                 }
             }
         });
-        Ok(Connection {
-            id: NUMBER.fetch_add(1, Ordering::Relaxed),
-            client,
-            place: dialer.place.clone(),
-            is_pooled: session.is_none(),
-            driver: driving.abort_handle(),
-            is_given_up: AtomicBool::new(false),
-            clock: clock.clone(),
-            prepared: Vec::new(),
-        })
+        let own = Session::Own(client, driving.abort_handle());
+        let mut connection = Self::new(own, dialer.place.clone(), clock);
+        connection.is_pooled = session.is_none();
+        Ok(connection)
+    }
+
+    fn new(session: Session, place: Arc<str>, clock: &Arc<ServerClock>) -> Connection {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let (id, clock) = (NUMBER.fetch_add(1, Ordering::Relaxed), clock.clone());
+        let is_given_up = AtomicBool::new(false);
+        Connection { id, session, place, is_pooled: true, is_given_up, clock, prepared: Vec::new() }
+    }
+
+    fn client(&self) -> &Client {
+        match &self.session {
+            Session::Own(client, _) => client,
+            Session::Lent(lent) => lent.client(),
+        }
+    }
+
+    pub(in crate::engines) fn is_lent(&self) -> bool {
+        matches!(self.session, Session::Lent(_))
     }
 
     /// Checks that this is a primary that the engine can use, and learns what is behind the connection.
     async fn check(&mut self, options: &Options) -> Result<()> {
-        let session = self.look().await?;
+        let session = self.look().await?.session;
         let sent = self.clock.now();
-        let row = self.client.query_typed_one(&options.statements.greet.text, &[]).await;
+        let row = self.client().query_typed_one(&options.statements.greet.text, &[]).await;
         let row = row.map_err(|error| classify(&self.place, &error, Stage::Opening).0)?;
         self.clock.saw(Reading { sent, received: self.clock.now(), server_us: column(&row, 1)? });
         let found = column(&row, 0)?;
@@ -193,19 +238,19 @@ impl Connection {
 
     /// Returns the oldest version whose clients can use the schema, if the schema says so.
     async fn compatible_from(&self, options: &Options) -> Result<Option<i32>> {
-        match self.client.query_typed_one(&options.statements.compatible_from.text, &[]).await {
+        match self.client().query_typed_one(&options.statements.compatible_from.text, &[]).await {
             Ok(row) => column(&row, 0).map(Some),
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_FUNCTION) => Ok(None),
             Err(error) => Err(classify(&self.place, &error, Stage::Opening).0),
         }
     }
 
-    /// Returns the mark of our own session, if the server is a primary of a version that can be used.
-    async fn look(&self) -> Result<Option<String>> {
+    /// Looks at the session, if the server is a primary of a version that can be used.
+    async fn look(&self) -> Result<Look> {
         const LOOK: &str = "SELECT current_setting('distlock.session', true), pg_is_in_recovery(), \
-                            current_setting('server_version_num')::int";
+                            current_setting('server_version_num')::int, now()::text";
         let opening = |error: &tokio_postgres::Error| classify(&self.place, error, Stage::Opening).0;
-        let row = self.client.query_typed_one(LOOK, &[]).await.map_err(|error| opening(&error))?;
+        let row = self.client().query_typed_one(LOOK, &[]).await.map_err(|error| opening(&error))?;
         let (session, is_replica): (Option<String>, bool) = (column(&row, 0)?, column(&row, 1)?);
         let version: i32 = column(&row, 2)?;
         check_server(version, &self.place)?;
@@ -213,7 +258,7 @@ impl Connection {
             let message = format!("postgres: {} is a replica, which cannot be written to", self.place);
             return Err(Error::unavailable(message).with_help("name the primary, or all servers"));
         }
-        Ok(session)
+        Ok(Look { session, began: column(&row, 3)? })
     }
 
     /// Sends a statement and returns its rows. Kind `Unknown` when no reply comes in time; the connection is then closed.
@@ -255,10 +300,10 @@ impl Connection {
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let prepared = self.prepared.iter().find(|(text, _)| *text == statement.text);
         match prepared {
-            Some((_, prepared)) => self.client.query(prepared, parameters).await,
+            Some((_, prepared)) => self.client().query(prepared, parameters).await,
             None => {
                 let typed: Vec<_> = parameters.iter().copied().zip(statement.types.iter().cloned()).collect();
-                self.client.query_typed(&statement.text, &typed).await
+                self.client().query_typed(&statement.text, &typed).await
             }
         }
     }
@@ -269,7 +314,7 @@ impl Connection {
     }
 
     async fn execute_within(&self, limit: Duration, command: &str) -> Result<()> {
-        let replied = tokio::time::timeout(limit, self.client.batch_execute(command)).await;
+        let replied = tokio::time::timeout(limit, self.client().batch_execute(command)).await;
         let replied = replied.map_err(|_| Error::unknown(format!("postgres: {} did not reply", self.place)))?;
         replied.map_err(|error| classify(&self.place, &error, Stage::Request).0)
     }
@@ -285,13 +330,15 @@ impl Connection {
     }
 
     pub(in crate::engines) fn is_closed(&self) -> bool {
-        self.is_given_up.load(Ordering::Acquire) || self.client.is_closed()
+        self.is_given_up.load(Ordering::Acquire) || self.client().is_closed()
     }
 
-    /// Closes the socket. Requests that are under way fail.
+    /// Closes the socket, and requests that are under way fail. A client that is lent goes back when no request uses it.
     pub(in crate::engines) fn close(&self) {
         self.is_given_up.store(true, Ordering::Release);
-        self.driver.abort();
+        if let Session::Own(_, driver) = &self.session {
+            driver.abort();
+        }
     }
 }
 
@@ -299,6 +346,21 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// What a session is like.
+struct Look {
+    /// The mark of our own sessions.
+    session: Option<String>,
+    /// When the transaction began.
+    began: String,
+}
+
+async fn borrow_within(limit: Duration, borrowing: impl Future<Output = Result<Connection>>) -> Result<Connection> {
+    tokio::time::timeout(limit, borrowing).await.unwrap_or_else(|_| {
+        let message = format!("postgres: the pool lent no connection that replied in {limit:?}");
+        Err(Error::unavailable(message).with_help("a locker keeps two connections of the pool: make the pool larger"))
+    })
 }
 
 /// Why a session was not opened.

@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use crate::engines::postgres::protocol::requests::Statements;
 use crate::engines::postgres::protocol::schema::Schema;
+use crate::engines::postgres::wire::lender::{Lender, PLACE};
 use crate::engines::shared::dial::Dialer;
 use crate::types::secret::Secret;
 
 /// What every connection of an engine has in common.
 pub(in crate::engines) struct Options {
-    /// The servers, of which one is the primary.
+    /// Lends the connections for claims, releases and renewals; then the servers are only listened to.
+    pub(in crate::engines) lender: Option<Lender>,
+    /// The servers, of which one is the primary. There may be none where there is a lender.
     pub(in crate::engines) dialers: Vec<Dialer>,
     pub(in crate::engines) is_encrypted: bool,
     /// Whether a pooler is known to lend servers by the transaction.
@@ -23,6 +26,27 @@ pub(in crate::engines) struct Options {
     /// Stands before each lock's name.
     pub(in crate::engines) prefix: String,
     pub(in crate::engines) dial_timeout: Duration,
+}
+
+impl Options {
+    /// Returns whether a session that listens can be had, as far as is known before one is opened.
+    pub(in crate::engines) fn can_listen(&self) -> bool {
+        !self.is_pooled && !self.dialers.is_empty()
+    }
+
+    /// Returns the addresses of the servers, for messages.
+    pub(in crate::engines) fn places(&self) -> String {
+        match &self.lender {
+            Some(_) => PLACE.into(),
+            None => self.dialers.iter().map(|dialer| &*dialer.place).collect::<Vec<_>>().join(","),
+        }
+    }
+
+    /// Returns how long opening a connection may take, on whichever server.
+    pub(in crate::engines) fn longest_dial(&self) -> Duration {
+        let servers = if self.lender.is_some() { 1 } else { self.dialers.len() };
+        self.dial_timeout.saturating_mul(u32::try_from(servers).unwrap_or(1))
+    }
 }
 
 impl fmt::Debug for Options {
