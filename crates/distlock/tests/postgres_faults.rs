@@ -23,6 +23,8 @@ mod processes;
 mod replicas;
 #[path = "postgres_faults/server.rs"]
 mod server;
+#[path = "postgres_faults/tables.rs"]
+mod tables;
 #[path = "postgres_faults/ticks.rs"]
 mod ticks;
 #[path = "postgres_faults/upgrade.rs"]

@@ -218,6 +218,33 @@ async fn with_a_server_to_listen_to_waiters_of_a_pool_get_messages() {
     next.unlock().await.expect("released");
 }
 
+#[tokio::test]
+async fn f28_a_claim_that_is_not_serialisable_was_not_carried_out() {
+    let bench = Bench::start().await;
+    let options = "options='-c default_transaction_isolation=serializable'";
+    let address = format!("host=127.0.0.1 port={} user=postgres {options}", bench.server.port());
+    let locker = locker(from_pool(&ClientPool::new(&address, KEPT)));
+    locker.lock("a").await.expect("granted").unlock().await.expect("released");
+    let mut session = bench.session().await;
+    let until = now().after(TEST_LIMIT);
+    // On a busy machine the reply may come too late to be heard.
+    loop {
+        let change = session.transaction().await.expect("a transaction");
+        let changed = change.execute("UPDATE distlock.locks SET record = record WHERE name = 'a'", &[]).await;
+        assert_eq!(changed.expect("changed"), 1);
+        let claim = tokio::spawn(locker.try_lock("a").into_future());
+        bench.until("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted", "t").await;
+        change.commit().await.expect("committed");
+        let error = claim.await.expect("no panic").expect_err("the row has changed since its transaction began");
+        if error.kind() == ErrorKind::Unavailable && error.to_string().contains("40001") {
+            break;
+        }
+        assert!(error.kind() == ErrorKind::Unknown && now() < until, "{error}");
+    }
+    bench.expect_nothing_left().await;
+    locker.lock("a").await.expect("granted").unlock().await.expect("released");
+}
+
 #[test]
 fn settings_of_connections_that_the_pool_opens_are_refused() {
     let lend = || async { Err::<Box<tokio_postgres::Client>, _>("never lent") };

@@ -15,7 +15,7 @@ use crate::engines::postgres::protocol::requests::Statements;
 use crate::engines::postgres::protocol::schema::{DEFAULT_SCHEMA, Schema};
 use crate::engines::postgres::wire::dial::dial_tcp;
 use crate::engines::postgres::wire::lender::Lender;
-use crate::engines::postgres::wire::options::Options;
+use crate::engines::postgres::wire::options::{Options, Server};
 use crate::engines::postgres::wire::pass_file::password_for;
 use crate::engines::shared::dial::{Address, Dialer};
 use crate::engines::shared::encryption::Encryption;
@@ -30,7 +30,7 @@ const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 #[must_use = "a builder does nothing until it is built"]
 pub struct PostgresBuilder {
     lender: Option<Lender>,
-    servers: Vec<Server>,
+    servers: Vec<ServerName>,
     tls: Option<Tls>,
     is_pooled: bool,
     user: Option<String>,
@@ -42,7 +42,7 @@ pub struct PostgresBuilder {
 }
 
 /// A server as it was named.
-enum Server {
+enum ServerName {
     Tcp(String, u16),
     /// The directory of the socket, and the port in the socket's name.
     Unix(PathBuf, u16),
@@ -58,12 +58,12 @@ impl Postgres {
 
     /// Several servers, of which the one that can be written to is used: a primary and its replicas.
     pub fn any_of<'a>(servers: impl IntoIterator<Item = (&'a str, u16)>) -> PostgresBuilder {
-        PostgresBuilder::new(servers.into_iter().map(|(host, port)| Server::Tcp(host.into(), port)).collect())
+        PostgresBuilder::new(servers.into_iter().map(|(host, port)| ServerName::Tcp(host.into(), port)).collect())
     }
 
     /// A server on a Unix socket of this machine: the directory of the socket, and the port in its name.
     pub fn unix(directory: impl Into<PathBuf>, port: u16) -> PostgresBuilder {
-        PostgresBuilder::new(vec![Server::Unix(directory.into(), port)])
+        PostgresBuilder::new(vec![ServerName::Unix(directory.into(), port)])
     }
 
     /// A server behind any stream, such as a tunnel or a connection that the application has opened. `dial` is called for
@@ -75,7 +75,7 @@ impl Postgres {
         Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        PostgresBuilder::new(vec![Server::Behind(Dialer::new(place, dial))])
+        PostgresBuilder::new(vec![ServerName::Behind(Dialer::new(place, dial))])
     }
 
     /// A server to which a pool of the application has connections: see [`pool`](PostgresBuilder::pool). No other connection
@@ -109,7 +109,7 @@ impl Postgres {
 }
 
 impl PostgresBuilder {
-    fn new(servers: Vec<Server>) -> PostgresBuilder {
+    fn new(servers: Vec<ServerName>) -> PostgresBuilder {
         PostgresBuilder {
             lender: None,
             servers,
@@ -222,18 +222,20 @@ impl PostgresBuilder {
         if [&user, &database].iter().any(|text| text.is_empty() || text.contains('\0')) {
             return refuse("username", "the user's or the database's name is empty or has a zero byte");
         }
-        let found = || self.servers.iter().find_map(|server| server.password(&database, &user));
-        let password = self.password.clone().or_else(found);
-        let dialers = self.servers.into_iter().map(|server| server.dialer(encryption.as_ref())).collect();
+        let given = self.password;
+        let servers = self.servers.into_iter().map(|server| Server {
+            password: given.clone().or_else(|| server.password(&database, &user)),
+            dialer: server.dialer(encryption.as_ref()),
+        });
+        let servers = servers.collect();
         let (statements, prefix, dial_timeout) = (Statements::of(&schema), self.prefix, self.dial_timeout);
         let (is_encrypted, is_pooled) = (encryption.is_some(), self.is_pooled);
         Ok(Postgres::new(Options {
             lender: self.lender,
-            dialers,
+            servers,
             is_encrypted,
             is_pooled,
             user,
-            password,
             database,
             schema,
             statements,
@@ -259,21 +261,24 @@ impl PostgresBuilder {
     }
 }
 
-impl Server {
+impl ServerName {
     fn dialer(self, encryption: Option<&Encryption>) -> Dialer {
         match self {
-            Server::Tcp(host, port) => dial_tcp(Address::new(&host, port), encryption.cloned()),
-            Server::Unix(directory, port) => Dialer::unix(directory.join(format!(".s.PGSQL.{port}"))),
-            Server::Behind(dialer) => dialer,
+            ServerName::Tcp(host, port) => dial_tcp(Address::new(&host, port), encryption.cloned()),
+            ServerName::Unix(directory, port) => Dialer::unix(directory.join(format!(".s.PGSQL.{port}"))),
+            ServerName::Behind(dialer) => dialer,
         }
     }
 
-    /// Looks the password up in the password file, which calls every socket `localhost`.
+    /// Looks the password up in the password file, where a socket is named by its directory or `localhost`.
     fn password(&self, database: &str, user: &str) -> Option<Secret> {
         match self {
-            Server::Tcp(host, port) => password_for(host, *port, database, user),
-            Server::Unix(_, port) => password_for("localhost", *port, database, user),
-            Server::Behind(_) => None,
+            ServerName::Tcp(host, port) => password_for(host, *port, database, user),
+            ServerName::Unix(directory, port) => {
+                let password = |host: &str| password_for(host, *port, database, user);
+                password(&directory.to_string_lossy()).or_else(|| password("localhost"))
+            }
+            ServerName::Behind(_) => None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a failure says about the request: certainly not carried out, or perhaps.
 
-use tokio_postgres::error::{DbError, Severity};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::types::error::{Error, ErrorKind};
 
@@ -99,7 +99,8 @@ fn help(code: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns whether a pooler refused the settings that belong to a session.
-pub(super) fn is_pooler_refusal(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_some_and(|refusal| refusal.message().contains("unsupported startup parameter"))
+/// Returns whether the settings of a session were refused: by a pooler, or by a server that is too old to know them all.
+pub(super) fn is_settings_refusal(error: &tokio_postgres::Error) -> bool {
+    let is_unknown = error.code() == Some(&SqlState::UNDEFINED_OBJECT);
+    is_unknown || error.as_db_error().is_some_and(|refusal| refusal.message().contains("unsupported startup parameter"))
 }

@@ -12,14 +12,13 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row};
 
-use crate::engines::postgres::error::{Stage, Verdict, classify, is_pooler_refusal};
+use crate::engines::postgres::error::{Stage, Verdict, classify, is_settings_refusal};
 use crate::engines::postgres::protocol::requests::{Statement, column};
 use crate::engines::postgres::protocol::schema::VERSION;
 use crate::engines::postgres::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::postgres::state::server_clock::{Reading, ServerClock};
 use crate::engines::postgres::wire::lender::{self, Lender, LentClient};
-use crate::engines::postgres::wire::options::Options;
-use crate::engines::shared::dial::Dialer;
+use crate::engines::postgres::wire::options::{Options, Server};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -83,14 +82,17 @@ impl Connection {
             return borrow_within(options.dial_timeout, borrowing).await;
         }
         let mut failed = None;
-        for dialer in &options.dialers {
-            let opening = Self::open_one(options, dialer, clock, prepare, messages);
+        for server in &options.servers {
+            let opening = Self::open_one(options, server, clock, prepare, messages);
             match tokio::time::timeout(options.dial_timeout, opening).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(error)) => failed = Some(error),
                 Err(_) => {
                     let limit = options.dial_timeout;
-                    failed = Some(Error::unavailable(format!("postgres: {} did not reply in {limit:?}", dialer.place)));
+                    failed = Some(Error::unavailable(format!(
+                        "postgres: {} did not reply in {limit:?}",
+                        server.dialer.place
+                    )));
                 }
             }
         }
@@ -99,22 +101,22 @@ impl Connection {
 
     async fn open_one(
         options: &Options,
-        dialer: &Dialer,
+        server: &Server,
         clock: &Arc<ServerClock>,
         prepare: &[&Statement],
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection> {
         let session = Some(SESSION).filter(|_| !options.is_pooled);
-        let mut connection = match Self::dial(options, dialer, clock, session, messages).await {
-            Err(Dialling::Pooler) => Self::dial(options, dialer, clock, None, messages).await,
+        let mut connection = match Self::dial(options, server, clock, session, messages).await {
+            Err(Dialling::Settings) => Self::dial(options, server, clock, None, messages).await,
             opened => opened,
         }
-        .map_err(|failure| failure.into_error(&dialer.place))?;
+        .map_err(|failure| failure.into_error(&server.dialer.place))?;
         connection.check(options).await?;
         if !connection.is_pooled {
             for statement in prepare {
                 let prepared = connection.client().prepare_typed(&statement.text, statement.types).await;
-                let prepared = prepared.map_err(|error| classify(&dialer.place, &error, Stage::Opening).0)?;
+                let prepared = prepared.map_err(|error| classify(&server.dialer.place, &error, Stage::Opening).0)?;
                 connection.prepared.push((statement.text.clone(), prepared));
             }
         }
@@ -144,17 +146,17 @@ impl Connection {
             return connection.execute_within(limit, sql).await;
         }
         let mut failed = None;
-        for dialer in &options.dialers {
+        for server in &options.servers {
             let opened =
-                tokio::time::timeout(options.dial_timeout, Self::dial(options, dialer, &clock, None, None)).await;
+                tokio::time::timeout(options.dial_timeout, Self::dial(options, server, &clock, None, None)).await;
             let connection = match opened {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(failure)) => {
-                    failed = Some(failure.into_error(&dialer.place));
+                    failed = Some(failure.into_error(&server.dialer.place));
                     continue;
                 }
                 Err(_) => {
-                    failed = Some(Error::unavailable(format!("postgres: {} did not reply", dialer.place)));
+                    failed = Some(Error::unavailable(format!("postgres: {} did not reply", server.dialer.place)));
                     continue;
                 }
             };
@@ -168,16 +170,16 @@ impl Connection {
 
     async fn dial(
         options: &Options,
-        dialer: &Dialer,
+        server: &Server,
         clock: &Arc<ServerClock>,
         session: Option<&str>,
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection, Dialling> {
-        let stream = dialer.open("postgres").await.map_err(Dialling::Unreachable)?;
+        let stream = server.dialer.open("postgres").await.map_err(Dialling::Unreachable)?;
         let mut config = Config::new();
         config.user(&options.user).dbname(&options.database).application_name("distlock");
         config.ssl_mode(tokio_postgres::config::SslMode::Disable);
-        if let Some(password) = &options.password {
+        if let Some(password) = &server.password {
             config.password(password.expose());
         }
         if let Some(session) = session {
@@ -185,7 +187,7 @@ impl Connection {
         }
         let (client, mut driver) = match config.connect_raw(stream, NoTls).await {
             Ok(opened) => opened,
-            Err(error) if session.is_some() && is_pooler_refusal(&error) => return Err(Dialling::Pooler),
+            Err(error) if session.is_some() && is_settings_refusal(&error) => return Err(Dialling::Settings),
             Err(error) => return Err(Dialling::Postgres(error)),
         };
         let messages = messages.cloned();
@@ -199,7 +201,7 @@ impl Connection {
             }
         });
         let own = Session::Own(client, driving.abort_handle());
-        let mut connection = Self::new(own, dialer.place.clone(), clock);
+        let mut connection = Self::new(own, server.dialer.place.clone(), clock);
         connection.is_pooled = session.is_none();
         Ok(connection)
     }
@@ -367,8 +369,8 @@ async fn borrow_within(limit: Duration, borrowing: impl Future<Output = Result<C
 enum Dialling {
     Unreachable(Error),
     Postgres(tokio_postgres::Error),
-    /// A pooler is in between, and refuses the settings of a session.
-    Pooler,
+    /// A pooler is in between, or the server is too old: the settings of a session are refused.
+    Settings,
 }
 
 impl Dialling {
@@ -376,7 +378,7 @@ impl Dialling {
         match self {
             Dialling::Unreachable(error) => error,
             Dialling::Postgres(error) => classify(place, &error, Stage::Opening).0,
-            Dialling::Pooler => Error::unavailable(format!("postgres: {place} refuses the session")),
+            Dialling::Settings => Error::unavailable(format!("postgres: {place} refuses the session")),
         }
     }
 }
