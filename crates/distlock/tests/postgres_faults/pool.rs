@@ -120,6 +120,7 @@ async fn f42_connections_of_a_pool_that_break_are_given_back_for_others() {
         );
         extend(&guard).await;
     }
+    assert!(!guard.is_lost(), "another connection was borrowed in time");
     guard.unlock().await.expect("released");
     locker.close().await.expect("closed");
     until_free(&pool, KEPT).await;
