@@ -65,4 +65,5 @@ distlock_testkit::conformance! {
 distlock_testkit::conformance! {
     postgres: postgres_setups::Plain,
     postgres_pooled: postgres_setups::Pooled,
+    postgres_lent: postgres_setups::Lent,
 }

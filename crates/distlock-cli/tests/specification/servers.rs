@@ -1,12 +1,13 @@
 //! The same commands with the locks on a real server, chosen by one variable.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use distlock_testkit::servers::{EtcdServer, PostgresServer, RedisServer, RedlockNodes};
 
 use crate::common::{Wrapper, await_gone, code};
-use crate::machine::Machine;
+use crate::machine::{Machine, finish};
 
 #[test]
 fn every_command_works_with_redis() {
@@ -41,6 +42,24 @@ fn every_command_works_with_postgresql() {
     server.sql(&printed.stdout);
     assert_eq!(machine.run(&["setup"]).stdout, "ready for locks\n");
     check_commands(&machine);
+}
+
+#[test]
+fn a_password_file_is_used_unless_others_can_read_it() {
+    let server = PostgresServer::options().password("s3cret").start();
+    assert_eq!(Machine::with_server(server.url()).code(&["setup"]), 0);
+    let at = server.address();
+    // The first host is away, and has another password.
+    let machine = Machine::with_server(format!("postgres://postgres@127.0.0.1:1,{at}/postgres"));
+    machine.write("pgpass", &format!("127.0.0.1:1:*:postgres:wrong\n#\n{}:{}:*:postgres:s3cret\n", at.ip(), at.port()));
+    let run = |mode: u32| {
+        std::fs::set_permissions(machine.path("pgpass"), std::fs::Permissions::from_mode(mode))
+            .expect("a file of ours");
+        finish(machine.distlock(&["run", "job", "true"]).env("PGPASSFILE", machine.path("pgpass")))
+    };
+    assert_eq!(run(0o600).code, 0, "{}", run(0o600).stderr);
+    let refused = run(0o644);
+    assert!(refused.code == 77 && !refused.stderr.contains("s3cret"), "{}: {}", refused.code, refused.stderr);
 }
 
 /// The history keeps the holder and the user who broke the lock after both are gone.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use distlock::backend::postgres::{Postgres, PostgresBuilder};
-use distlock::{Clock, Locker, Moment};
+use distlock::{Clock, ErrorKind, LockGuard, Locker, Moment};
 use distlock_testkit::proxy::Proxy;
 use distlock_testkit::servers::{PgBouncer, PostgresOptions, PostgresServer};
 use tokio_postgres::NoTls;
@@ -125,4 +125,13 @@ pub(crate) async fn warm(builder: PostgresBuilder) -> Locker {
         }
     }
     panic!("no lock was taken, extended and released without a failure");
+}
+
+/// Extends a hold, repeatedly while its session is being ended or opened.
+pub(crate) async fn extend(guard: &LockGuard) {
+    let until = now().after(TEST_LIMIT);
+    while let Err(error) = guard.extend(TEST_LIMIT).await {
+        assert!(matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) && now() < until, "{error}");
+    }
+    guard.check().expect("held");
 }

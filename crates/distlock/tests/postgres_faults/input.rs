@@ -2,6 +2,7 @@
 
 use distlock::{Config, ErrorKind, Locker};
 use distlock_testkit::servers::{Certs, PostgresServer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::bench::{Bench, set_up};
 
@@ -15,13 +16,18 @@ async fn a_database_without_the_schema_names_the_fix_before_anything_is_locked()
     assert!(distlock::set_up(&config).await.expect("made"));
     assert!(distlock::set_up(&config).await.expect("made again"));
     Locker::connect(&server.url()).await.expect("ready");
-    // An older schema, and a newer one.
-    for (version, part) in [(0, "too old"), (99, "too new")] {
+    // A newer schema, and an older one.
+    for (version, part) in [(99, "too new"), (0, "too old")] {
         server.sql(&format!(
             "CREATE OR REPLACE FUNCTION distlock.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT {version}'"
         ));
         let error = Locker::connect(&server.url()).await.expect_err(part);
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(part), "{error}");
+        if version > 3 {
+            let error = distlock::set_up(&config).await.expect_err("it would be made older");
+            assert!(error.kind() == ErrorKind::Config && error.to_string().contains("newer"), "{error}");
+            assert_eq!(server.sql("SELECT distlock.version()"), "99");
+        }
     }
     assert!(distlock::set_up(&config).await.expect("brought up to date"));
     Locker::connect(&server.url()).await.expect("ready again");
@@ -86,4 +92,96 @@ async fn a_server_with_tls_and_passwords_is_used_and_a_stranger_is_not() {
     config.tls_ca = None;
     let error = Locker::from_config(&config).await.expect_err("neither encrypted nor with a password");
     assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+}
+
+#[tokio::test]
+async fn a_url_that_cannot_work_names_the_option() {
+    let cases = [
+        ("postgres://db/shop?sslmode=prefer", "sslmode"),
+        ("postgres://db/shop?sslmode=verify-ca", "verify-full"),
+        ("postgress://db/shop?sslmode=disable", "contradicts"),
+        ("postgres://ann@/shop?host=/run/postgresql&sslmode=require", "socket"),
+        ("postgres://ann@/shop?host=run/postgresql", "directory of a socket"),
+        ("postgres://db/shop?host=/run/postgresql", "a host besides"),
+        ("postgres://ann@/shop?host=/run/postgresql&port=0", "port"),
+        ("postgres://db/shop?port=5433", "host:port"),
+        ("postgres://db/shop?target_session_attrs=any", "target_session_attrs"),
+        ("postgres://ann@one,bob@two/shop", "credentials"),
+        ("postgres://db/shop?schema=", "schema"),
+        ("postgres://db/shop?schema=pg_locks", "schema"),
+        ("postgres://db/shop?schema=a%24%24b", "schema"),
+        ("postgres:///shop", "host"),
+    ];
+    for (url, part) in cases {
+        let error = Locker::connect(url).await.expect_err(url);
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(part), "{url}: {error}");
+    }
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn a_server_without_tls_is_not_spoken_to_in_the_clear() {
+    let (bench, certs) = (Bench::start().await, Certs::new());
+    for mode in ["require", "verify-full"] {
+        let mut config = Config::from_url(&format!("{}?sslmode={mode}", bench.server.url())).expect("a URL");
+        config.tls_ca = Some(certs.ca());
+        let error = Locker::from_config(&config).await.expect_err(mode);
+        assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains("does not offer TLS"), "{error}");
+    }
+}
+
+/// Writes a message of the server's: its letter, its length, its body.
+fn message(letter: u8, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len() + 4).expect("short").to_be_bytes();
+    [&[letter], &length[..], body].concat()
+}
+
+/// Speaks as a server of version 11: it does not know a setting of our sessions, and then replies to one question.
+async fn old_server(listener: tokio::net::TcpListener) {
+    let refusal =
+        message(b'E', b"SFATAL\0VFATAL\0C42704\0Munrecognized configuration parameter \"plan_cache_mode\"\0\0");
+    let ready = message(b'Z', b"I");
+    let welcome = [message(b'R', &[0; 4]), ready.clone()].concat();
+    let column = |type_id: u32, size: i16| {
+        [b"c\0", &[0; 6][..], &type_id.to_be_bytes(), &size.to_be_bytes(), &[255; 4], &[0, 1]].concat()
+    };
+    let columns = [&[0, 4][..], &column(25, -1), &column(16, 1), &column(23, 4), &column(25, -1)].concat();
+    let row =
+        [&[0, 4, 255, 255, 255, 255, 0, 0, 0, 1, 0, 0, 0, 0, 4][..], &110_022_i32.to_be_bytes(), &[0, 0, 0, 1], b"x"]
+            .concat();
+    let reply = [
+        message(b'1', b""),
+        message(b'2', b""),
+        message(b'T', &columns),
+        message(b'D', &row),
+        message(b'C', b"SELECT 1\0"),
+        ready,
+    ]
+    .concat();
+    let mut bytes = [0; 4096];
+    // Until the test ends.
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let length = stream.read(&mut bytes).await.expect("a start");
+        if String::from_utf8_lossy(&bytes[..length]).contains("plan_cache_mode") {
+            stream.write_all(&refusal).await.expect("refused");
+            continue;
+        }
+        stream.write_all(&welcome).await.expect("welcome");
+        while stream.read(&mut bytes).await.is_ok_and(|length| length > 0) {
+            if stream.write_all(&reply).await.is_err() {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_before_13_is_refused_by_its_version() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let at = listener.local_addr().expect("an address");
+    let server = tokio::spawn(old_server(listener));
+    let error = Locker::connect(&format!("postgres://ann@{at}/shop")).await.expect_err("too old");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("is version 11, and at least 13 is needed"), "{error}");
+    server.abort();
 }

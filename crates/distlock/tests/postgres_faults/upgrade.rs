@@ -6,7 +6,7 @@ use distlock::{ErrorKind, Locker, OnceOutcome};
 use distlock_testkit::servers::PostgresServer;
 use tokio::time::timeout;
 
-use crate::bench::{Bench, TEST_LIMIT, set_up};
+use crate::bench::{Bench, TEST_LIMIT, extend, now, set_up};
 
 /// What `distlock setup --print` printed for version 1.
 const VERSION_1: &str = include_str!("schema_1.sql");
@@ -112,4 +112,91 @@ async fn a_schema_of_version_1_is_too_old_and_is_brought_up_to_date_under_its_ho
     let once = locker.once("free").tick("1").await.expect("an outcome");
     let OnceOutcome::Run(run) = once else { panic!("{once:?}") };
     run.done().await.expect("notes are kept");
+}
+
+/// Gives the schema another version, as a later version of this program would.
+fn pretend(server: &PostgresServer, version: u32, compatible_from: u32) {
+    let function = |name: &str, number| {
+        format!(
+            "CREATE OR REPLACE FUNCTION distlock.{name}() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT {number}'"
+        )
+    };
+    server.sql(&format!("{}; {}", function("version", version), function("compatible_from", compatible_from)));
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_used_if_it_is_compatible_with_this_version() {
+    let bench = Bench::start().await;
+    let current: u32 = bench.server.sql("SELECT distlock.version()").parse().expect("a version");
+    assert_eq!(bench.server.sql("SELECT distlock.compatible_from() <= distlock.version()"), "t");
+    for (version, compatible_from) in [(current + 1, current), (current + 1, current - 1)] {
+        pretend(&bench.server, version, compatible_from);
+        let locker = Locker::connect(&bench.server.url()).await.expect("compatible");
+        locker.lock("a").await.expect("granted").unlock().await.expect("released");
+    }
+    let refused = async |version: u32| {
+        let error = Locker::connect(&bench.server.url()).await.expect_err("not compatible");
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        for part in ["too new", &format!("version {version}, and {current} is needed"), "newer version of distlock"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    };
+    for (version, compatible_from) in [(current + 2, current), (current + 1, current + 1)] {
+        pretend(&bench.server, version, compatible_from);
+        refused(version).await;
+    }
+    bench.server.sql("DROP FUNCTION distlock.compatible_from()");
+    refused(current + 1).await;
+}
+
+#[tokio::test]
+async fn a_set_up_under_holds_and_waiters_costs_none_of_them() {
+    let bench = Bench::start().await;
+    let locker = Locker::connect(&bench.server.url()).await.expect("connected");
+    let guard = locker.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let reader = locker.read("r").ttl(TEST_LIMIT).await.expect("granted");
+    let waiter = tokio::spawn(locker.lock("a").as_new_owner().ttl(TEST_LIMIT).into_future());
+    bench.until_waiting(1).await;
+    let current: u32 = bench.server.sql("SELECT distlock.version()").parse().expect("a version");
+    for version in [current, current + 1] {
+        set_up(&bench.server).await;
+        pretend(&bench.server, version, current);
+        // Sessions are opened anew, with the other version.
+        bench.server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'distlock'");
+        extend(&guard).await;
+        extend(&reader).await;
+        assert_eq!(bench.server.sql("SELECT count(*) FROM distlock.waiters"), "1", "it has its place");
+    }
+    guard.unlock().await.expect("released");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
+    next.unlock().await.expect("released");
+    reader.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn a_set_up_waits_for_a_claim_and_a_claim_never_waits_for_its_end() {
+    let bench = Bench::start().await;
+    let locker = bench.direct().await;
+    let session = bench.session().await;
+    // As far as a claim has come when its statement is parsed: it has the view, and not yet the table behind it.
+    session.batch_execute("BEGIN; LOCK TABLE distlock.lean_claim IN ROW EXCLUSIVE MODE").await.expect("locked");
+    let engine = bench.builder(bench.server.port()).build().expect("an engine");
+    let setting_up = tokio::spawn(async move {
+        let until = now().after(TEST_LIMIT);
+        // It gives up after two seconds, and a busy machine may take longer for the steps of this test.
+        while let Err(error) = engine.setup().await {
+            assert!(error.kind() == ErrorKind::Unavailable && now() < until, "{error}");
+        }
+    });
+    let waits_without_the_table = "SELECT concat( \
+         count(*) FILTER (WHERE NOT granted AND relation = 'distlock.lean_claim'::regclass), ' ', \
+         count(*) FILTER (WHERE relation = 'distlock.locks'::regclass AND mode = 'ShareLock')) FROM pg_locks";
+    bench.until(waits_without_the_table, "1 0").await;
+    let claim = "UPDATE distlock.lean_claim SET name = 'warm', attempt = 'a', lease_ms = 0, not_after = 9e15::bigint, record = '{}' \
+                 RETURNING token";
+    let row = timeout(TEST_LIMIT, session.query_typed_one(claim, &[])).await;
+    row.expect("the claim and the set-up wait for each other").expect("taken");
+    session.batch_execute("ROLLBACK").await.expect("ended");
+    setting_up.await.expect("made");
+    locker.lock("warm").await.expect("granted").unlock().await.expect("released");
 }

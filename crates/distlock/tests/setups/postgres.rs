@@ -1,8 +1,13 @@
 //! PostgreSQL servers in several configurations, each a set-up of the conformance suite.
 
+#[path = "client_pool.rs"]
+mod client_pool;
+
 use distlock::backend::postgres::Postgres;
 use distlock_testkit::Setup;
 use distlock_testkit::servers::{PgBouncer, PostgresServer};
+
+use self::client_pool::ClientPool;
 
 /// A server with the engine's schema, and a session to look at it.
 pub(crate) struct Server {
@@ -17,7 +22,7 @@ impl Server {
         let server = PostgresServer::start();
         let engine = Postgres::unix(server.socket_directory(), server.port()).user("postgres").schema(name);
         engine.build().expect("an engine").setup().await.expect("the schema is made");
-        let address = format!("host=127.0.0.1 port={} user=postgres", server.port());
+        let address = format!("host={} port={} user=postgres", server.socket_directory().display(), server.port());
         let (session, connection) = tokio_postgres::connect(&address, tokio_postgres::NoTls).await.expect("a session");
         tokio::spawn(connection);
         Server { server, session, schema }
@@ -85,5 +90,30 @@ impl Setup for Pooled {
 
     async fn leftovers(&self) -> Vec<String> {
         self.server.left().await
+    }
+}
+
+/// With the connections of a pool that has two: waiters poll.
+pub(crate) struct Lent(Server);
+
+impl Setup for Lent {
+    type Engine = Postgres;
+
+    async fn start() -> Self {
+        Lent(Server::start("distlock", "distlock").await)
+    }
+
+    async fn client(&self) -> Postgres {
+        let address = format!("host=127.0.0.1 port={} user=postgres", self.0.server.port());
+        let pool = ClientPool::new(&address, 2);
+        let lend = move || {
+            let pool = pool.clone();
+            async move { pool.get().await }
+        };
+        Postgres::from_pool(lend, |lent| lent).build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.0.left().await
     }
 }

@@ -61,6 +61,10 @@ fn a_schema_a_right_and_a_server_that_are_missing() {
     server.sql("REVOKE USAGE ON SCHEMA distlock FROM app");
     examine(&app).expect_only("reach", "unsafe", "permission denied");
     examine("postgres://postgres@127.0.0.1:1/postgres").expect_only("reach", "unsafe", "127.0.0.1:1");
+    server.sql("CREATE OR REPLACE FUNCTION distlock.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 99'");
+    let newer = examine(&server.url());
+    newer.expect_only("reach", "unsafe", "too new");
+    assert!(newer.findings[0]["fix"].as_str().unwrap().contains("newer version of distlock"), "{:?}", newer.findings);
 }
 
 #[test]

@@ -90,6 +90,8 @@ impl Client {
     fn start(options: &Arc<Options>, attachment: &Attachment) -> Client {
         let keeper = &attachment.keeper_runtime;
         let caller = attachment.caller_runtime.as_ref().unwrap_or(keeper);
+        // A pool may open a connection when it is asked for one, and that must not end with the keeper.
+        let renewing = if options.lender.is_some() { caller } else { keeper };
         let clock = Arc::new(ServerClock::new(attachment.clock.clone(), attachment.drift));
         let waiting = Arc::new(Waiting::new(attachment));
         let links = Arc::new(Links {
@@ -97,7 +99,7 @@ impl Client {
                 let Statements { lean_claim, lean_release, claim, release, .. } = &options.statements;
                 vec![lean_claim, lean_release, claim, release]
             }),
-            reserved: Link::new(options, &clock, keeper, |options| vec![&options.statements.renew]),
+            reserved: Link::new(options, &clock, renewing, |options| vec![&options.statements.renew]),
             listener: Listener::new(options, &clock, &waiting, keeper),
         });
         let (clock, options) = (attachment.clock.clone(), options.clone());
@@ -121,9 +123,9 @@ impl Client {
 
     /// Returns when the server can be used or could not be reached.
     pub(super) async fn ready(&self) -> Result<()> {
-        let wait = self.options.dial_timeout.saturating_mul(u32::try_from(self.options.dialers.len()).unwrap_or(1));
-        self.links.main.connection(wait + CONNECT_WAIT).await?;
-        self.links.reserved.connection(wait + CONNECT_WAIT).await.map(drop)
+        let wait = self.options.longest_dial() + CONNECT_WAIT;
+        self.links.main.connection(wait).await?;
+        self.links.reserved.connection(wait).await.map(drop)
     }
 
     /// Returns the name of a lock's row.

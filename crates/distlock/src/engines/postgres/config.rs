@@ -1,5 +1,6 @@
 //! Makes a PostgreSQL engine.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -7,13 +8,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::Client;
 
 use crate::engines::postgres::client::Postgres;
 use crate::engines::postgres::protocol::requests::Statements;
 use crate::engines::postgres::protocol::schema::{DEFAULT_SCHEMA, Schema};
-use crate::engines::postgres::wire::dial::{Dialer, Encryption};
-use crate::engines::postgres::wire::options::Options;
+use crate::engines::postgres::wire::dial::dial_tcp;
+use crate::engines::postgres::wire::lender::Lender;
+use crate::engines::postgres::wire::options::{Options, Server};
 use crate::engines::postgres::wire::pass_file::password_for;
+use crate::engines::shared::dial::{Address, Dialer};
+use crate::engines::shared::encryption::Encryption;
 use crate::engines::shared::tls::Tls;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::owner::{MAX_TEXT_BYTES, Process};
@@ -25,7 +30,8 @@ const DEFAULT_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// [`over`](Postgres::over).
 #[must_use = "a builder does nothing until it is built"]
 pub struct PostgresBuilder {
-    servers: Vec<Server>,
+    lender: Option<Lender>,
+    servers: Vec<ServerName>,
     tls: Option<Tls>,
     is_pooled: bool,
     user: Option<String>,
@@ -37,7 +43,7 @@ pub struct PostgresBuilder {
 }
 
 /// A server as it was named.
-enum Server {
+enum ServerName {
     Tcp(String, u16),
     /// The directory of the socket, and the port in the socket's name.
     Unix(PathBuf, u16),
@@ -53,13 +59,13 @@ impl Postgres {
 
     /// Returns a builder for a primary and its replicas: the server that can be written to is used.
     pub fn any_of<'a>(servers: impl IntoIterator<Item = (&'a str, u16)>) -> PostgresBuilder {
-        PostgresBuilder::new(servers.into_iter().map(|(host, port)| Server::Tcp(host.into(), port)).collect())
+        PostgresBuilder::new(servers.into_iter().map(|(host, port)| ServerName::Tcp(host.into(), port)).collect())
     }
 
     /// Returns a builder for the server on a Unix socket of this machine: the directory of the socket, and the port in its
     /// name.
     pub fn unix(directory: impl Into<PathBuf>, port: u16) -> PostgresBuilder {
-        PostgresBuilder::new(vec![Server::Unix(directory.into(), port)])
+        PostgresBuilder::new(vec![ServerName::Unix(directory.into(), port)])
     }
 
     /// Returns a builder for a server behind any stream, such as a tunnel or a connection that the application has opened.
@@ -81,13 +87,43 @@ impl Postgres {
         Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        PostgresBuilder::new(vec![Server::Behind(Dialer::new(place, dial))])
+        PostgresBuilder::new(vec![ServerName::Behind(Dialer::new(place, dial))])
+    }
+
+    /// A server to which a pool of the application has connections: see [`pool`](PostgresBuilder::pool). No other connection
+    /// is opened, so waiters poll, and the locker's [`capabilities`](crate::Locker::capabilities) say so.
+    ///
+    /// ```no_run
+    /// use std::sync::Arc;
+    ///
+    /// use distlock::Locker;
+    /// use distlock::backend::postgres::Postgres;
+    ///
+    /// # struct Pool;
+    /// # impl Pool { async fn get(&self) -> Result<Box<tokio_postgres::Client>, std::io::Error> { unreachable!() } }
+    /// # fn f(pool: Arc<Pool>) -> distlock::Result<()> {
+    /// let lend = move || {
+    ///     let pool = pool.clone();
+    ///     async move { pool.get().await }
+    /// };
+    /// let locker = Locker::new(Postgres::from_pool(lend, |lent| lent).build()?)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn from_pool<F, Fut, C, E>(lend: F, client: fn(&C) -> &Client) -> PostgresBuilder
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<C, E>> + Send + 'static,
+        C: Send + Sync + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        PostgresBuilder::new(Vec::new()).pool(lend, client)
     }
 }
 
 impl PostgresBuilder {
-    fn new(servers: Vec<Server>) -> PostgresBuilder {
+    fn new(servers: Vec<ServerName>) -> PostgresBuilder {
         PostgresBuilder {
+            lender: None,
             servers,
             tls: None,
             is_pooled: false,
@@ -150,7 +186,26 @@ impl PostgresBuilder {
         self
     }
 
-    /// Sets the timeout of a connection attempt to one server. Default: 5 s.
+    /// Borrows the connections for claims, releases and renewals from a pool of the application; the servers of this builder
+    /// are then only listened to, over one connection of the engine's own. Default: all connections are the engine's own.
+    ///
+    /// `lend` is called in the runtime in which the locker is made, and `client` finds the client in what was lent: `|lent|
+    /// lent` where that dereferences to it. An engine keeps two of the pool's connections, so that no lock waits for the
+    /// application, and gives one back (drops it) when it has failed and its last statement was answered, or with the
+    /// locker. It leaves no prepared statement, setting or lock in a session. The pool drives its connections: while the
+    /// application blocks that runtime, locks are not renewed.
+    pub fn pool<F, Fut, C, E>(mut self, lend: F, client: fn(&C) -> &Client) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<C, E>> + Send + 'static,
+        C: Send + Sync + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.lender = Some(Lender::new(lend, client));
+        self
+    }
+
+    /// Sets the timeout for connecting to one server, or for borrowing a connection from a pool. Default: 5 s.
     pub fn dial_timeout(mut self, limit: Duration) -> Self {
         self.dial_timeout = limit;
         self
@@ -163,7 +218,7 @@ impl PostgresBuilder {
     pub fn build(self) -> Result<Postgres> {
         let refuse = |field: &str, fault: &str| Err(Error::new(ErrorKind::Config, format!("{field}: {fault}")));
         if self.servers.is_empty() {
-            return refuse("endpoints", "no server is given");
+            self.check_without_server()?;
         }
         if self.dial_timeout.is_zero() {
             return refuse("dial_timeout", "zero");
@@ -172,24 +227,27 @@ impl PostgresBuilder {
             return refuse("prefix", &format!("a control character, or more than {MAX_TEXT_BYTES} bytes"));
         }
         let schema = Schema::new(&self.schema)?;
-        let encryption = self.tls.as_ref().map(Encryption::new).transpose()?;
+        let encryption = self.tls.as_ref().map(|tls| Encryption::new(tls, None)).transpose()?;
         let user = self.user.unwrap_or_else(|| Process::current().user.clone());
         let database = self.database.unwrap_or_else(|| user.clone());
         // NUL ends a text on the wire.
         if [&user, &database].iter().any(|text| text.is_empty() || text.contains('\0')) {
             return refuse("username", "the user's or the database's name is empty or has a zero byte");
         }
-        let found = || self.servers.iter().find_map(|server| server.password(&database, &user));
-        let password = self.password.clone().or_else(found);
-        let dialers = self.servers.into_iter().map(|server| server.dialer(encryption.as_ref())).collect();
+        let given = self.password;
+        let servers = self.servers.into_iter().map(|server| Server {
+            password: given.clone().or_else(|| server.password(&database, &user)),
+            dialer: server.dialer(encryption.as_ref()),
+        });
+        let servers = servers.collect();
         let (statements, prefix, dial_timeout) = (Statements::of(&schema), self.prefix, self.dial_timeout);
         let (is_encrypted, is_pooled) = (encryption.is_some(), self.is_pooled);
         Ok(Postgres::new(Options {
-            dialers,
+            lender: self.lender,
+            servers,
             is_encrypted,
             is_pooled,
             user,
-            password,
             database,
             schema,
             statements,
@@ -199,21 +257,40 @@ impl PostgresBuilder {
     }
 }
 
-impl Server {
+impl PostgresBuilder {
+    /// Refuses settings of connections where the engine opens none.
+    fn check_without_server(&self) -> Result<()> {
+        let PostgresBuilder { lender, user, password, database, tls, .. } = self;
+        let fault = match lender {
+            None => "endpoints: no server is given",
+            Some(_) if tls.is_some() => "tls: the connections are the pool's, and no server is given to listen to",
+            Some(_) if user.is_some() || password.is_some() || database.is_some() => {
+                "username: the connections are the pool's, and no server is given to listen to"
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::Config, fault))
+    }
+}
+
+impl ServerName {
     fn dialer(self, encryption: Option<&Encryption>) -> Dialer {
         match self {
-            Server::Tcp(host, port) => Dialer::tcp(&host, port, encryption.cloned()),
-            Server::Unix(directory, port) => Dialer::unix(directory.join(format!(".s.PGSQL.{port}"))),
-            Server::Behind(dialer) => dialer,
+            ServerName::Tcp(host, port) => dial_tcp(Address::new(&host, port), encryption.cloned()),
+            ServerName::Unix(directory, port) => Dialer::unix(directory.join(format!(".s.PGSQL.{port}"))),
+            ServerName::Behind(dialer) => dialer,
         }
     }
 
-    /// Looks the password up in the password file, which calls every socket `localhost`.
+    /// Looks the password up in the password file, where a socket is named by its directory or `localhost`.
     fn password(&self, database: &str, user: &str) -> Option<Secret> {
         match self {
-            Server::Tcp(host, port) => password_for(host, *port, database, user),
-            Server::Unix(_, port) => password_for("localhost", *port, database, user),
-            Server::Behind(_) => None,
+            ServerName::Tcp(host, port) => password_for(host, *port, database, user),
+            ServerName::Unix(directory, port) => {
+                let password = |host: &str| password_for(host, *port, database, user);
+                password(&directory.to_string_lossy()).or_else(|| password("localhost"))
+            }
+            ServerName::Behind(_) => None,
         }
     }
 }

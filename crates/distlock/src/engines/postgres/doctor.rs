@@ -53,8 +53,7 @@ struct Facts {
 impl Postgres {
     /// Returns everything that was found; leases are to last `ttl`.
     pub(super) async fn examine(&self, ttl: Duration) -> Vec<Finding> {
-        let places: Vec<&str> = self.options.dialers.iter().map(|dialer| &*dialer.place).collect();
-        let place = places.join(",");
+        let place = self.options.places();
         let mut findings = Findings::about(&place);
         match Facts::collect(&self.options).await {
             Ok(facts) => {
@@ -63,11 +62,10 @@ impl Postgres {
                 judge(&facts, &mut findings);
             }
             Err(error) => {
-                let fix = match error.kind() {
+                let fix = error.help().unwrap_or(match error.kind() {
                     ErrorKind::Auth => "check the user, the password and the rights",
-                    ErrorKind::Config => "make the schema with `distlock setup URL`",
                     _ => "check that it runs, the address, the firewall, and whether it expects TLS",
-                };
+                });
                 findings.not_safe("reach", error.to_string(), "no lock can be taken on it", fix);
             }
         }
@@ -131,7 +129,8 @@ fn look(options: &Options) -> Statement {
          (SELECT max(pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn))::bigint FROM pg_stat_replication), \
          (SELECT setting::int FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'), \
          current_setting('default_transaction_isolation'), \
-         current_setting('max_connections')::int - (SELECT count(*)::int FROM pg_stat_activity WHERE pid IS NOT NULL), \
+         current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int \
+         - (SELECT count(*)::int FROM pg_stat_activity WHERE datid IS NOT NULL), \
          coalesce((SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass('{locks}')), 0), {}, {}",
         sizes.join(" + "),
         missing_rights(options),

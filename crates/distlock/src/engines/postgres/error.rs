@@ -1,6 +1,6 @@
 //! What a failure says about the request: certainly not carried out, or perhaps.
 
-use tokio_postgres::error::{DbError, Severity};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::types::error::{Error, ErrorKind};
 
@@ -67,6 +67,8 @@ fn of_code(code: &str) -> ErrorKind {
     match code {
         // The schema, or a function of it, is missing.
         "3F000" | "42883" | "42P01" | "42703" | "3D000" => ErrorKind::Config,
+        // A set-up of an older version than the schema has.
+        "DL002" => ErrorKind::Config,
         // A reply of another shape than prepared for: the schema was replaced.
         "0A000" => ErrorKind::Unavailable,
         "42501" => ErrorKind::Auth,
@@ -91,11 +93,14 @@ fn help(code: &str) -> Option<&'static str> {
         "3F000" | "42883" | "42P01" | "42703" => Some("make its tables and functions with `distlock setup URL`"),
         "3D000" => Some("create the database, or name another one in the URL"),
         "42501" => Some("the user needs USAGE on the schema"),
+        "55P03" => Some("another transaction uses the schema, such as a backup; try again when it has ended"),
+        "DL002" => Some("use the newer version of distlock"),
         _ => None,
     }
 }
 
-/// Returns whether a pooler refused the settings that belong to a session.
-pub(super) fn is_pooler_refusal(error: &tokio_postgres::Error) -> bool {
-    error.as_db_error().is_some_and(|refusal| refusal.message().contains("unsupported startup parameter"))
+/// Returns whether the settings of a session were refused: by a pooler, or by a server that is too old to know them all.
+pub(super) fn is_settings_refusal(error: &tokio_postgres::Error) -> bool {
+    let is_unknown = error.code() == Some(&SqlState::UNDEFINED_OBJECT);
+    is_unknown || error.as_db_error().is_some_and(|refusal| refusal.message().contains("unsupported startup parameter"))
 }

@@ -49,7 +49,7 @@ impl Backend for Postgres {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let hears = !self.options.is_pooled && self.attached().is_none_or(|client| client.links.hears());
+        let hears = self.options.can_listen() && self.attached().is_none_or(|client| client.links.hears());
         let all = Capabilities::new(Scope::Cluster);
         let all = Capabilities { fair: true, leases: true, wakes: hears, inspects: true, breaks: true, ..all };
         let all = Capabilities { shares: true, slots: true, reenters: true, ..all };

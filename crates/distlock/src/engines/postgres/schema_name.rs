@@ -14,6 +14,8 @@ pub(crate) fn check_schema(name: &str) -> Result<(), String> {
     match name.find(char::is_control) {
         Some(at) => Err(format!("a control character at byte {at}")),
         None if name.starts_with("pg_") => Err("names that begin with pg_ are the server's own".into()),
+        // It would end the text of a function.
+        None if name.contains("$$") => Err("two dollar signs in a row".into()),
         None => Ok(()),
     }
 }

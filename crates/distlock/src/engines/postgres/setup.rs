@@ -21,8 +21,9 @@ impl Postgres {
     /// create a schema in the database.
     ///
     /// # Errors
-    /// Kind `Unavailable` or `Auth` if the server cannot be used, `Auth` if the user may not do this.
+    /// Kind `Unavailable` or `Auth` if the server cannot be used, `Auth` if the user may not do this, `Config` if the
+    /// schema is newer than this version of distlock. Nothing is changed then.
     pub async fn setup(&self) -> Result<()> {
-        Connection::set_up(&self.options, &self.setup_sql(), LONGEST).await
+        Connection::set_up(&self.options, &self.options.schema.statements(), LONGEST).await
     }
 }

@@ -11,10 +11,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::engines::redis::client::Redis;
 use crate::engines::redis::state::restart_guard::RestartGuard;
-use crate::engines::redis::wire::dial::{Address, Dialer};
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::sentinels::Sentinels;
-use crate::engines::redis::wire::tls::Encryption;
+use crate::engines::shared::dial::{Address, Dialer};
+use crate::engines::shared::encryption::Encryption;
 use crate::engines::shared::tls::Tls;
 use crate::types::error::{Error, ErrorKind, Result};
 use crate::types::owner::MAX_TEXT_BYTES;

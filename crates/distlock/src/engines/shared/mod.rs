@@ -2,7 +2,13 @@
 
 pub(crate) mod admission;
 #[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod bounded;
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod contention;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod dial;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod encryption;
 pub(crate) mod host;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod late_claims;

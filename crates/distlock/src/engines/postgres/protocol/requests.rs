@@ -100,6 +100,8 @@ pub(in crate::engines) struct Statements {
     pub(in crate::engines) listen_sign: Statement,
     /// Returns the schema's version and the server's clock.
     pub(in crate::engines) greet: Statement,
+    /// Returns the oldest version whose clients can use the schema.
+    pub(in crate::engines) compatible_from: Statement,
     pub(in crate::engines) clock: Statement,
 }
 
@@ -144,6 +146,7 @@ impl Statements {
             list_ticks: call("list_ticks", &[T, T, T, I]),
             listen_sign: plain(format!("SELECT pg_advisory_lock({schema}._sign($1))"), &[T]),
             greet: plain(format!("SELECT {schema}.version(), {schema}._us(clock_timestamp())"), &[]),
+            compatible_from: plain(format!("SELECT {schema}.compatible_from()"), &[]),
             clock: plain(format!("SELECT {schema}._us(clock_timestamp())"), &[]),
         }
     }

@@ -11,7 +11,8 @@ pub(in crate::engines) const VERSION: i32 = 3;
 /// The schema's name where none is given.
 pub(in crate::engines) const DEFAULT_SCHEMA: &str = "distlock";
 
-const PARTS: [&str; 8] = [
+const PARTS: [&str; 9] = [
+    include_str!("schema/before.sql"),
     include_str!("schema/tables.sql"),
     include_str!("schema/internal.sql"),
     include_str!("schema/lean.sql"),
@@ -41,13 +42,20 @@ impl Schema {
 
     /// Returns the statements that make the schema, or bring it up to date, in one transaction. They can be repeated.
     pub(in crate::engines) fn sql(&self) -> String {
+        format!(
+            "-- The locks of distlock, version {VERSION}. A user of them needs: GRANT USAGE ON SCHEMA {self} TO …;\n\
+             BEGIN;\n{}COMMIT;\n",
+            self.statements()
+        )
+    }
+
+    /// Returns the same without a transaction around it. Sent as one message they are one all the same, and a failure
+    /// leaves no transaction open in the session.
+    pub(in crate::engines) fn statements(&self) -> String {
         let parts = PARTS.map(|part| self.in_file(part)).join("\n");
         let serialise = "SELECT pg_advisory_xact_lock(hashtextextended('distlock setup', 0));";
         let revoke = self.in_file(REVOKE);
-        format!(
-            "-- The locks of distlock, version {VERSION}. A user of them needs: GRANT USAGE ON SCHEMA {self} TO …;\n\
-             BEGIN;\n{serialise}\nCREATE SCHEMA IF NOT EXISTS {self};\n\n{parts}\n{revoke}COMMIT;\n"
-        )
+        format!("{serialise}\nCREATE SCHEMA IF NOT EXISTS {self};\n\n{parts}\n{revoke}")
     }
 
     fn in_file(&self, text: &str) -> String {
@@ -76,7 +84,7 @@ mod tests {
     #[test]
     fn a_name_is_quoted_and_a_bad_one_is_refused() {
         assert_eq!(Schema::new("My \"locks\"").unwrap().to_string(), "\"My \"\"locks\"\"\"");
-        for bad in ["", "two\nlines", "pg_locks", &"x".repeat(64)] {
+        for bad in ["", "two\nlines", "pg_locks", "a$$b", &"x".repeat(64)] {
             assert_eq!(Schema::new(bad).unwrap_err().kind(), ErrorKind::Config, "{bad}");
         }
     }
@@ -87,6 +95,9 @@ mod tests {
         assert!(!sql.contains(PLACEHOLDER), "{sql}");
         assert!(sql.contains("CREATE SCHEMA IF NOT EXISTS \"o'locks\";"));
         assert!(sql.contains("'\"o''locks\" ' || channel"), "the name inside a text");
-        assert!(sql.contains(&format!("SELECT {VERSION} $$")), "the version is that of version.sql");
+        let version =
+            format!("version() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT {VERSION} $$");
+        assert!(sql.contains(&version), "the version is that of version.sql");
+        assert!(sql.contains(&format!("IF found > {VERSION} THEN")), "and of before.sql");
     }
 }

@@ -1,22 +1,24 @@
 //! One session with the server.
 
-use std::future::poll_fn;
+use std::cmp;
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row};
 
-use crate::engines::postgres::error::{Stage, Verdict, classify, is_pooler_refusal};
+use crate::engines::postgres::error::{Stage, Verdict, classify, is_settings_refusal};
 use crate::engines::postgres::protocol::requests::{Statement, column};
 use crate::engines::postgres::protocol::schema::VERSION;
 use crate::engines::postgres::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::postgres::state::server_clock::{Reading, ServerClock};
-use crate::engines::postgres::wire::dial::Dialer;
-use crate::engines::postgres::wire::options::Options;
+use crate::engines::postgres::wire::lender::{self, Lender, LentClient};
+use crate::engines::postgres::wire::options::{Options, Server};
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -38,15 +40,14 @@ pub(in crate::engines) struct Notified {
     pub(in crate::engines) text: String,
 }
 
-/// One session. Dropping it closes it.
+/// One session. Dropping it closes it, or gives it back to the pool that lent it.
 pub(in crate::engines) struct Connection {
     /// Distinguishes the connections of this process.
     pub(in crate::engines) id: u64,
-    client: Client,
+    session: Session,
     place: Arc<str>,
     /// Whether a pooler may give each transaction another server.
     pub(in crate::engines) is_pooled: bool,
-    driver: AbortHandle,
     /// Set before the driver has ended, which takes its runtime.
     is_given_up: AtomicBool,
     clock: Arc<ServerClock>,
@@ -54,8 +55,16 @@ pub(in crate::engines) struct Connection {
     prepared: Vec<(String, tokio_postgres::Statement)>,
 }
 
+/// How statements reach the server.
+enum Session {
+    /// With the task that moves its bytes.
+    Own(Client, AbortHandle),
+    Lent(LentClient),
+}
+
 impl Connection {
-    /// Opens a session with the primary among the servers. `prepare` are the statements that it will be used for most.
+    /// Opens a session with the primary among the servers, or borrows one where there is a lender and no `messages` are
+    /// asked for. `prepare` are the statements that it will be used for most.
     ///
     /// # Errors
     /// That of the last server that could not be used.
@@ -65,15 +74,25 @@ impl Connection {
         prepare: &[&Statement],
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection> {
+        if let (Some(lender), None) = (&options.lender, messages) {
+            let borrowing = async {
+                let mut connection = Self::borrow(lender, clock).await?;
+                connection.check(options).await.map(|()| connection)
+            };
+            return borrow_within(options.dial_timeout, borrowing).await;
+        }
         let mut failed = None;
-        for dialer in &options.dialers {
-            let opening = Self::open_one(options, dialer, clock, prepare, messages);
+        for server in &options.servers {
+            let opening = Self::open_one(options, server, clock, prepare, messages);
             match tokio::time::timeout(options.dial_timeout, opening).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(error)) => failed = Some(error),
                 Err(_) => {
                     let limit = options.dial_timeout;
-                    failed = Some(Error::unavailable(format!("postgres: {} did not reply in {limit:?}", dialer.place)));
+                    failed = Some(Error::unavailable(format!(
+                        "postgres: {} did not reply in {limit:?}",
+                        server.dialer.place
+                    )));
                 }
             }
         }
@@ -82,24 +101,39 @@ impl Connection {
 
     async fn open_one(
         options: &Options,
-        dialer: &Dialer,
+        server: &Server,
         clock: &Arc<ServerClock>,
         prepare: &[&Statement],
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection> {
         let session = Some(SESSION).filter(|_| !options.is_pooled);
-        let mut connection = match Self::dial(options, dialer, clock, session, messages).await {
-            Err(Dialling::Pooler) => Self::dial(options, dialer, clock, None, messages).await,
+        let mut connection = match Self::dial(options, server, clock, session, messages).await {
+            Err(Dialling::Settings) => Self::dial(options, server, clock, None, messages).await,
             opened => opened,
         }
-        .map_err(|failure| failure.into_error(&dialer.place))?;
+        .map_err(|failure| failure.into_error(&server.dialer.place))?;
         connection.check(options).await?;
         if !connection.is_pooled {
             for statement in prepare {
-                let prepared = connection.client.prepare_typed(&statement.text, statement.types).await;
-                let prepared = prepared.map_err(|error| classify(&dialer.place, &error, Stage::Opening).0)?;
+                let prepared = connection.client().prepare_typed(&statement.text, statement.types).await;
+                let prepared = prepared.map_err(|error| classify(&server.dialer.place, &error, Stage::Opening).0)?;
                 connection.prepared.push((statement.text.clone(), prepared));
             }
+        }
+        Ok(connection)
+    }
+
+    /// Borrows a session with a primary. It counts as pooled: nothing that lasts in a session is done there, since others use
+    /// it later.
+    async fn borrow(lender: &Lender, clock: &Arc<ServerClock>) -> Result<Connection> {
+        let connection = Self::new(Session::Lent(lender.lend().await?), lender::PLACE.into(), clock);
+        let (first, second) = (connection.look().await?, connection.look().await?);
+        // What is claimed in a transaction of the application would be granted when that ends, or never.
+        if first.began == second.began {
+            let help = "end every transaction before its connection goes back to the pool";
+            return Err(
+                Error::new(ErrorKind::Config, "postgres: the pool lent a connection in a transaction").with_help(help)
+            );
         }
         Ok(connection)
     }
@@ -107,18 +141,22 @@ impl Connection {
     /// Runs the statements of `sql` on the primary, for at most `limit`, whether or not the schema is there.
     pub(in crate::engines) async fn set_up(options: &Options, sql: &str, limit: Duration) -> Result<()> {
         let clock = Arc::new(ServerClock::new(crate::types::clock::Clock::system(), 0.0));
+        if let Some(lender) = &options.lender {
+            let connection = borrow_within(options.dial_timeout, Self::borrow(lender, &clock)).await?;
+            return connection.execute_within(limit, sql).await;
+        }
         let mut failed = None;
-        for dialer in &options.dialers {
+        for server in &options.servers {
             let opened =
-                tokio::time::timeout(options.dial_timeout, Self::dial(options, dialer, &clock, None, None)).await;
+                tokio::time::timeout(options.dial_timeout, Self::dial(options, server, &clock, None, None)).await;
             let connection = match opened {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(failure)) => {
-                    failed = Some(failure.into_error(&dialer.place));
+                    failed = Some(failure.into_error(&server.dialer.place));
                     continue;
                 }
                 Err(_) => {
-                    failed = Some(Error::unavailable(format!("postgres: {} did not reply", dialer.place)));
+                    failed = Some(Error::unavailable(format!("postgres: {} did not reply", server.dialer.place)));
                     continue;
                 }
             };
@@ -132,17 +170,16 @@ impl Connection {
 
     async fn dial(
         options: &Options,
-        dialer: &Dialer,
+        server: &Server,
         clock: &Arc<ServerClock>,
         session: Option<&str>,
         messages: Option<&mpsc::UnboundedSender<Notified>>,
     ) -> Result<Connection, Dialling> {
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
-        let stream = dialer.open().await.map_err(Dialling::Io)?;
+        let stream = server.dialer.open("postgres").await.map_err(Dialling::Unreachable)?;
         let mut config = Config::new();
         config.user(&options.user).dbname(&options.database).application_name("distlock");
         config.ssl_mode(tokio_postgres::config::SslMode::Disable);
-        if let Some(password) = &options.password {
+        if let Some(password) = &server.password {
             config.password(password.expose());
         }
         if let Some(session) = session {
@@ -150,7 +187,7 @@ impl Connection {
         }
         let (client, mut driver) = match config.connect_raw(stream, NoTls).await {
             Ok(opened) => opened,
-            Err(error) if session.is_some() && is_pooler_refusal(&error) => return Err(Dialling::Pooler),
+            Err(error) if session.is_some() && is_settings_refusal(&error) => return Err(Dialling::Settings),
             Err(error) => return Err(Dialling::Postgres(error)),
         };
         let messages = messages.cloned();
@@ -163,36 +200,59 @@ impl Connection {
                 }
             }
         });
-        Ok(Connection {
-            id: NUMBER.fetch_add(1, Ordering::Relaxed),
-            client,
-            place: dialer.place.clone(),
-            is_pooled: session.is_none(),
-            driver: driving.abort_handle(),
-            is_given_up: AtomicBool::new(false),
-            clock: clock.clone(),
-            prepared: Vec::new(),
-        })
+        let own = Session::Own(client, driving.abort_handle());
+        let mut connection = Self::new(own, server.dialer.place.clone(), clock);
+        connection.is_pooled = session.is_none();
+        Ok(connection)
+    }
+
+    fn new(session: Session, place: Arc<str>, clock: &Arc<ServerClock>) -> Connection {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let (id, clock) = (NUMBER.fetch_add(1, Ordering::Relaxed), clock.clone());
+        let is_given_up = AtomicBool::new(false);
+        Connection { id, session, place, is_pooled: true, is_given_up, clock, prepared: Vec::new() }
+    }
+
+    fn client(&self) -> &Client {
+        match &self.session {
+            Session::Own(client, _) => client,
+            Session::Lent(lent) => lent.client(),
+        }
+    }
+
+    pub(in crate::engines) fn is_lent(&self) -> bool {
+        matches!(self.session, Session::Lent(_))
     }
 
     /// Checks that this is a primary that the engine can use, and learns what is behind the connection.
     async fn check(&mut self, options: &Options) -> Result<()> {
-        let session = self.look().await?;
+        let session = self.look().await?.session;
         let sent = self.clock.now();
-        let row = self.client.query_typed_one(&options.statements.greet.text, &[]).await;
+        let row = self.client().query_typed_one(&options.statements.greet.text, &[]).await;
         let row = row.map_err(|error| classify(&self.place, &error, Stage::Opening).0)?;
         self.clock.saw(Reading { sent, received: self.clock.now(), server_us: column(&row, 1)? });
-        check_version(column(&row, 0)?, &options.schema.to_string())?;
+        let found = column(&row, 0)?;
+        let compatible_from = if found == VERSION + 1 { self.compatible_from(options).await? } else { None };
+        check_version(found, compatible_from, &options.schema.to_string())?;
         self.is_pooled |= session.as_deref() != Some("own");
         Ok(())
     }
 
-    /// Returns the mark of our own session, if the server is a primary of a version that can be used.
-    async fn look(&self) -> Result<Option<String>> {
+    /// Returns the oldest version whose clients can use the schema, if the schema says so.
+    async fn compatible_from(&self, options: &Options) -> Result<Option<i32>> {
+        match self.client().query_typed_one(&options.statements.compatible_from.text, &[]).await {
+            Ok(row) => column(&row, 0).map(Some),
+            Err(error) if error.code() == Some(&SqlState::UNDEFINED_FUNCTION) => Ok(None),
+            Err(error) => Err(classify(&self.place, &error, Stage::Opening).0),
+        }
+    }
+
+    /// Looks at the session, if the server is a primary of a version that can be used.
+    async fn look(&self) -> Result<Look> {
         const LOOK: &str = "SELECT current_setting('distlock.session', true), pg_is_in_recovery(), \
-                            current_setting('server_version_num')::int";
+                            current_setting('server_version_num')::int, now()::text";
         let opening = |error: &tokio_postgres::Error| classify(&self.place, error, Stage::Opening).0;
-        let row = self.client.query_typed_one(LOOK, &[]).await.map_err(|error| opening(&error))?;
+        let row = self.client().query_typed_one(LOOK, &[]).await.map_err(|error| opening(&error))?;
         let (session, is_replica): (Option<String>, bool) = (column(&row, 0)?, column(&row, 1)?);
         let version: i32 = column(&row, 2)?;
         check_server(version, &self.place)?;
@@ -200,7 +260,7 @@ impl Connection {
             let message = format!("postgres: {} is a replica, which cannot be written to", self.place);
             return Err(Error::unavailable(message).with_help("name the primary, or all servers"));
         }
-        Ok(session)
+        Ok(Look { session, began: column(&row, 3)? })
     }
 
     /// Sends a statement and returns its rows. Kind `Unknown` when no reply comes in time; the connection is then closed.
@@ -242,10 +302,10 @@ impl Connection {
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let prepared = self.prepared.iter().find(|(text, _)| *text == statement.text);
         match prepared {
-            Some((_, prepared)) => self.client.query(prepared, parameters).await,
+            Some((_, prepared)) => self.client().query(prepared, parameters).await,
             None => {
                 let typed: Vec<_> = parameters.iter().copied().zip(statement.types.iter().cloned()).collect();
-                self.client.query_typed(&statement.text, &typed).await
+                self.client().query_typed(&statement.text, &typed).await
             }
         }
     }
@@ -256,7 +316,7 @@ impl Connection {
     }
 
     async fn execute_within(&self, limit: Duration, command: &str) -> Result<()> {
-        let replied = tokio::time::timeout(limit, self.client.batch_execute(command)).await;
+        let replied = tokio::time::timeout(limit, self.client().batch_execute(command)).await;
         let replied = replied.map_err(|_| Error::unknown(format!("postgres: {} did not reply", self.place)))?;
         replied.map_err(|error| classify(&self.place, &error, Stage::Request).0)
     }
@@ -272,13 +332,15 @@ impl Connection {
     }
 
     pub(in crate::engines) fn is_closed(&self) -> bool {
-        self.is_given_up.load(Ordering::Acquire) || self.client.is_closed()
+        self.is_given_up.load(Ordering::Acquire) || self.client().is_closed()
     }
 
-    /// Closes the socket. Requests that are under way fail.
+    /// Closes the socket, and requests that are under way fail. A client that is lent goes back when no request uses it.
     pub(in crate::engines) fn close(&self) {
         self.is_given_up.store(true, Ordering::Release);
-        self.driver.abort();
+        if let Session::Own(_, driver) = &self.session {
+            driver.abort();
+        }
     }
 }
 
@@ -288,22 +350,35 @@ impl Drop for Connection {
     }
 }
 
+/// What a session is like.
+struct Look {
+    /// The mark of our own sessions.
+    session: Option<String>,
+    /// When the transaction began.
+    began: String,
+}
+
+async fn borrow_within(limit: Duration, borrowing: impl Future<Output = Result<Connection>>) -> Result<Connection> {
+    tokio::time::timeout(limit, borrowing).await.unwrap_or_else(|_| {
+        let message = format!("postgres: the pool lent no connection that replied in {limit:?}");
+        Err(Error::unavailable(message).with_help("a locker keeps two connections of the pool: make the pool larger"))
+    })
+}
+
 /// Why a session was not opened.
 enum Dialling {
-    Io(std::io::Error),
+    Unreachable(Error),
     Postgres(tokio_postgres::Error),
-    /// A pooler is in between, and refuses the settings of a session.
-    Pooler,
+    /// A pooler is in between, or the server is too old: the settings of a session are refused.
+    Settings,
 }
 
 impl Dialling {
     fn into_error(self, place: &str) -> Error {
         match self {
-            Dialling::Io(error) => {
-                Error::unavailable(format!("postgres: cannot reach {place}: {error}")).with_source(error)
-            }
+            Dialling::Unreachable(error) => error,
             Dialling::Postgres(error) => classify(place, &error, Stage::Opening).0,
-            Dialling::Pooler => Error::unavailable(format!("postgres: {place} refuses the session")),
+            Dialling::Settings => Error::unavailable(format!("postgres: {place} refuses the session")),
         }
     }
 }
@@ -323,12 +398,13 @@ fn check_server(version: i32, place: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, message).with_help("upgrade the server, or name another one in the URL"))
 }
 
-/// Refuses a schema of another version.
-fn check_version(found: i32, schema: &str) -> Result<()> {
+/// Refuses a schema of another version, unless it is the next one and says that clients of this version can use it.
+fn check_version(found: i32, compatible_from: Option<i32>, schema: &str) -> Result<()> {
     let (message, help) = match found.cmp(&VERSION) {
-        std::cmp::Ordering::Equal => return Ok(()),
-        std::cmp::Ordering::Less => ("too old", "bring it up to date with `distlock setup URL`"),
-        std::cmp::Ordering::Greater => ("too new", "use a newer version of distlock"),
+        cmp::Ordering::Equal => return Ok(()),
+        cmp::Ordering::Greater if compatible_from.is_some_and(|oldest| oldest <= VERSION) => return Ok(()),
+        cmp::Ordering::Less => ("too old", "bring it up to date with `distlock setup URL`"),
+        cmp::Ordering::Greater => ("too new", "use a newer version of distlock"),
     };
     let message = format!("postgres: the schema {schema} is {message}: version {found}, and {VERSION} is needed");
     Err(Error::new(ErrorKind::Config, message).with_help(help))

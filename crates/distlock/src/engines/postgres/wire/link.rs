@@ -74,6 +74,8 @@ impl Link {
         if let Some(dialling) = state.dialling.as_ref().filter(|dialling| dialling.has_changed().is_ok()) {
             return Ok(dialling.clone());
         }
+        // A pool may need the old one back before it can lend another.
+        state.connection = None;
         let (done, dialling) = watch::channel(None);
         state.dialling = Some(dialling.clone());
         let (options, clock, shared, prepare) =

@@ -46,7 +46,7 @@ impl Links {
 
     /// Returns whether messages can come in, as far as is known.
     pub(in crate::engines) fn hears(&self) -> bool {
-        !self.listener.is_deaf() && self.main.now().is_none_or(|connection| !connection.is_pooled)
+        !self.listener.is_deaf() && self.main.now().is_none_or(|main| main.is_lent() || !main.is_pooled)
     }
 
     pub(in crate::engines) fn shut(&self) {

@@ -40,7 +40,7 @@ struct Shared {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engines) enum Hearing {
     NotYet,
-    /// A session of its own cannot be had: a pooler is in between.
+    /// A session of its own cannot be had: a pooler is in between, or all connections are lent.
     Never,
     On(Arc<str>),
     /// For good: the engine is closed.
@@ -55,7 +55,8 @@ impl Listener {
         runtime: &Handle,
     ) -> Listener {
         let (options, clock, waiting) = (options.clone(), clock.clone(), waiting.clone());
-        let shared = Arc::new(Shared { options, clock, waiting, state: watch::Sender::new(Hearing::NotYet) });
+        let state = if options.can_listen() { Hearing::NotYet } else { Hearing::Never };
+        let shared = Arc::new(Shared { options, clock, waiting, state: watch::Sender::new(state) });
         Listener { shared, runtime: runtime.clone(), task: Mutex::default() }
     }
 
@@ -77,7 +78,7 @@ impl Listener {
         let mut state = self.shared.state.subscribe();
         {
             let mut task = self.task.lock();
-            if task.is_none() && *state.borrow() != Hearing::Shut {
+            if task.is_none() && self.shared.options.can_listen() && *state.borrow() != Hearing::Shut {
                 let shared = self.shared.clone();
                 // tidy-allow(spawn): messages come in for every waiter, whatever becomes of the one that began it
                 *task = Some(self.runtime.spawn(async move { shared.listen().await }));

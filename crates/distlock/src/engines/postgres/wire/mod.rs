@@ -4,6 +4,7 @@ pub(super) mod batcher;
 pub(super) mod claims;
 pub(super) mod connection;
 pub(super) mod dial;
+pub(super) mod lender;
 pub(super) mod link;
 pub(super) mod links;
 pub(super) mod listener;

@@ -2,9 +2,9 @@
 
 use super::facts::{allowed, ask, with_connection};
 use super::server::{Expectations, examine_server, unreachable};
-use crate::engines::redis::wire::dial::{Address, Dialer};
 use crate::engines::redis::wire::hash_slot::{HASH_SLOTS, SlotMap, hash_slot};
 use crate::engines::redis::wire::options::{Options, Protocol};
+use crate::engines::shared::dial::{Address, Dialer};
 use crate::types::error::{Error, Result};
 use crate::types::finding::{Finding, Findings};
 

@@ -10,11 +10,11 @@ use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisConnectionInfo, Red
 use crate::engines::redis::error::{Stage, classify};
 use crate::engines::redis::protocol::names::{Fences, HISTORY_SUFFIX};
 use crate::engines::redis::protocol::script::read_time;
-use crate::engines::redis::wire::dial::Dialer;
 use crate::engines::redis::wire::natives::Natives;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::probe::is_refused_right;
 use crate::engines::redis::wire::server_identity::ServerIdentity;
+use crate::engines::shared::dial::Dialer;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, ErrorKind, Result};
 
@@ -228,7 +228,7 @@ impl Facts {
 
     async fn try_listening(&mut self, options: &Options, server: &Dialer, login: &RedisConnectionInfo) {
         let listening = async {
-            let stream = server.open().await?;
+            let stream = server.open("redis").await?;
             let mut listener = PubSub::new(login, stream).await.map_err(|error| failed(&error))?;
             listener.subscribe(options.channel()).await.map_err(|error| failed(&error))
         };
@@ -259,7 +259,7 @@ pub(super) async fn with_connection<T>(
     let silent = || Error::unavailable(format!("redis: {} does not answer", server.place));
     let opening = async {
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(options.dial_timeout));
-        let opened = MultiplexedConnection::new_with_config(login, server.open().await?, config).await;
+        let opened = MultiplexedConnection::new_with_config(login, server.open("redis").await?, config).await;
         opened.map_err(|error| failed(&error))
     };
     let opened = tokio::time::timeout(options.dial_timeout, opening).await;

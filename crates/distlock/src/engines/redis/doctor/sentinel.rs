@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::facts::{allowed, with_connection};
 use super::server::{Expectations, examine_server};
-use crate::engines::redis::wire::dial::{Address, Dialer};
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::sentinels::Sentinels;
+use crate::engines::shared::dial::{Address, Dialer};
 use crate::types::error::Result;
 use crate::types::finding::{Finding, Findings};
 

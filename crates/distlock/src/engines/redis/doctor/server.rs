@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::facts::{Facts, FenceFact};
-use crate::engines::redis::wire::dial::Dialer;
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::probe::is_right;
+use crate::engines::shared::dial::Dialer;
 use crate::types::error::{Error, ErrorKind};
 use crate::types::finding::{Finding, Findings, is_of_this_machine, version};
 

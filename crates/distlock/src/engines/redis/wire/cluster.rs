@@ -14,11 +14,11 @@ use redis::{AsyncConnectionConfig, RedisError, Value};
 
 use crate::contract::Attachment;
 use crate::engines::redis::error::{Stage, classify_at};
-use crate::engines::redis::wire::dial::{Address, Dialer};
 use crate::engines::redis::wire::hash_slot::{SlotMap, hash_slot, redirected};
 use crate::engines::redis::wire::link_state::Trouble;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::server_connections::ServerConnections;
+use crate::engines::shared::dial::{Address, Dialer};
 use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -138,7 +138,7 @@ impl Cluster {
     }
 
     async fn ask(&self, node: &Address) -> Result<SlotMap> {
-        let stream = Dialer::tcp(node, self.options.encryption.as_ref()).open().await?;
+        let stream = Dialer::tcp(node, self.options.encryption.as_ref()).open("redis").await?;
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(REPLY_TIMEOUT));
         let login = self.options.login(Protocol::Resp2);
         let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;

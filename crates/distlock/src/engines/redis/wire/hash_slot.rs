@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use redis::Value;
 
-use crate::engines::redis::wire::dial::Address;
+use crate::engines::shared::dial::Address;
 
 /// How many hash slots a cluster has.
 pub(in crate::engines) const HASH_SLOTS: u16 = 16_384;

@@ -1,11 +1,10 @@
 //! Connections to the servers: opening, supervising, routing and batching.
 
 mod batcher;
-mod bounded;
 pub(in crate::engines) mod calls;
 pub(in crate::engines) mod cluster;
 pub(in crate::engines) mod connection;
-pub(in crate::engines) mod dial;
+mod driver;
 pub(in crate::engines) mod hash_slot;
 pub(in crate::engines) mod join_all;
 pub(in crate::engines) mod link;
@@ -23,4 +22,3 @@ pub(in crate::engines) mod server_identity;
 pub(in crate::engines) mod servers;
 mod subscriber;
 mod text_call;
-pub(in crate::engines) mod tls;

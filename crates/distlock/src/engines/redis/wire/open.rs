@@ -11,10 +11,11 @@ use crate::engines::redis::protocol::script::read_time;
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::Look;
 use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
-use crate::engines::redis::wire::dial::{Dialer, Driver};
+use crate::engines::redis::wire::driver::Driver;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::probe::Probe;
 use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
+use crate::engines::shared::dial::Dialer;
 use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
@@ -58,7 +59,7 @@ async fn open_as(
             Ok(())
         });
     }
-    let stream = server.open().await?;
+    let stream = server.open("redis").await?;
     let opened = MultiplexedConnection::new_with_config(&info, stream, config).await;
     let (multiplexed, driver) = opened.map_err(|error| login_failed(options, server, &error))?;
     let mut driver: Driver = Box::pin(driver);
@@ -157,7 +158,8 @@ async fn prepare(
             }
         }
         (Some(waiting), Protocol::Resp2) => {
-            let mut second = PubSub::new(&options.login(protocol), server.open().await?).await.map_err(failed)?;
+            let mut second =
+                PubSub::new(&options.login(protocol), server.open("redis").await?).await.map_err(failed)?;
             if may_listen(second.subscribe(options.channel()).await, server)? {
                 let (sink, stream) = second.split();
                 listening = Listening::Beside(tokio::sync::Mutex::new(sink));

@@ -9,9 +9,9 @@ use redis::{ProtocolVersion, RedisConnectionInfo};
 use crate::engines::redis::protocol::names::Fences;
 use crate::engines::redis::protocol::script::Dialect;
 use crate::engines::redis::state::restart_guard::RestartGuard;
-use crate::engines::redis::wire::dial::Dialer;
 use crate::engines::redis::wire::sentinels::Sentinels;
-use crate::engines::redis::wire::tls::Encryption;
+use crate::engines::shared::dial::Dialer;
+use crate::engines::shared::encryption::Encryption;
 use crate::types::error::Result;
 use crate::types::token::AttemptId;
 

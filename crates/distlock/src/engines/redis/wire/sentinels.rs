@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use crate::contract::Attachment;
 use crate::engines::redis::error::{Stage, classify};
-use crate::engines::redis::wire::dial::{Address, BoxStream, Dialer};
-use crate::engines::redis::wire::tls::Encryption;
+use crate::engines::shared::dial::{Address, BoxStream, Dialer};
+use crate::engines::shared::encryption::Encryption;
 use crate::types::error::{Error, Result};
 
 /// How long one sentinel may take to name the master.

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use crate::contract::Attachment;
 use crate::engines::redis::error::{Stage, classify_at};
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
-use crate::engines::redis::wire::dial::Driver;
+use crate::engines::redis::wire::driver::Driver;
 use crate::engines::redis::wire::open::warn_of_polling;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::probe::is_refused_right;
@@ -182,7 +182,7 @@ impl Subscriptions {
             },
         );
         let opening = async {
-            let stream = self.options.dialer.open().await?;
+            let stream = self.options.dialer.open("redis").await?;
             let login = self.options.login(Protocol::Resp3);
             let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
             let (connection, driver) =

@@ -12,8 +12,8 @@ use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::engines::redis::wire::bounded::Bounded;
-use crate::engines::redis::wire::tls::Encryption;
+use crate::engines::shared::bounded::Bounded;
+use crate::engines::shared::encryption::Encryption;
 use crate::types::error::{Error, Result};
 
 /// The kernel gives a connection up when sent data stays unacknowledged for so long.
@@ -23,15 +23,12 @@ const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Any stream that Redis can be spoken over.
+/// Any stream that a server can be spoken to over.
 pub(in crate::engines) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 pub(in crate::engines) type BoxStream = Box<dyn Stream>;
-
-/// The I/O of a connection: nothing moves unless it is polled.
-pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 type Dialled = Pin<Box<dyn Future<Output = io::Result<BoxStream>> + Send>>;
 
@@ -74,14 +71,15 @@ impl Dialer {
         Dialer::new(&path.display().to_string(), move || UnixStream::connect(path.clone()))
     }
 
-    pub(in crate::engines) async fn open(&self) -> Result<BoxStream> {
+    /// Opens a stream. `engine` begins the message of a failure.
+    pub(in crate::engines) async fn open(&self, engine: &str) -> Result<BoxStream> {
         self.connect().await.map_err(|error| {
-            Error::unavailable(format!("redis: cannot reach {}: {error}", self.place)).with_source(error)
+            Error::unavailable(format!("{engine}: cannot reach {}: {error}", self.place)).with_source(error)
         })
     }
 
     /// Like [`open`](Dialer::open), without a message that names the server.
-    pub(super) async fn connect(&self) -> io::Result<BoxStream> {
+    pub(in crate::engines) async fn connect(&self) -> io::Result<BoxStream> {
         (self.dial)().await
     }
 }
@@ -113,7 +111,8 @@ impl fmt::Display for Address {
     }
 }
 
-async fn open_tcp(address: Address) -> io::Result<TcpStream> {
+/// Opens a TCP stream that notices a server that is gone.
+pub(in crate::engines) async fn open_tcp(address: Address) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((&*address.host, address.port)).await?;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(&stream, true)?;

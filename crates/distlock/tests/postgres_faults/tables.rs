@@ -1,0 +1,85 @@
+//! What the tables are like after much use, or none.
+
+use std::time::Duration;
+
+use distlock::Locker;
+use distlock_testkit::servers::PostgresServer;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::bench::{Bench, TEST_LIMIT};
+
+#[tokio::test]
+async fn rows_unused_for_a_week_are_swept_a_few_at_a_time() {
+    let bench = Bench::start().await;
+    // Forty locks of eight days ago; one is held, one has a waiter, one a reader. And one of six days ago.
+    bench.server.sql(
+        "INSERT INTO distlock.locks (name, used_on) SELECT 'old ' || i, current_date - 8 FROM generate_series(1, 40) i; \
+         INSERT INTO distlock.locks (name, used_on) VALUES ('young', current_date - 6); \
+         UPDATE distlock.locks SET mode = 'x', attempt = 'a', expires = now() + interval '1 h' WHERE name = 'old 1'; \
+         UPDATE distlock.locks SET queued = true, ticket = 1 WHERE name = 'old 2'; \
+         INSERT INTO distlock.waiters VALUES ('old 2', 1, 'w', 'x', 1000, 0, now() + interval '1 h', NULL, '{}'); \
+         UPDATE distlock.locks SET mode = 's' WHERE name = 'old 3'; \
+         INSERT INTO distlock.holders (name, attempt, token, since, expires, handed, record) \
+         VALUES ('old 3', 'r', 1, now(), now() + interval '1 h', false, '{}')",
+    );
+    let locker = Locker::connect(&bench.server.url()).await.expect("connected");
+    let left = || bench.rows("SELECT count(*) FROM distlock.locks WHERE name LIKE 'old %'")[0].clone();
+    for (number, expected) in [(1, "36"), (2, "32")] {
+        locker.lock(format!("new {number}")).await.expect("granted").unlock().await.expect("released");
+        assert_eq!(left(), expected, "a claim of a new name sweeps four");
+    }
+    locker.lock("new 1").await.expect("granted").unlock().await.expect("released");
+    assert_eq!(left(), "32", "a claim of a known name sweeps none");
+    for number in 3..20 {
+        locker.lock(format!("new {number}")).await.expect("granted").unlock().await.expect("released");
+    }
+    let names = "SELECT name FROM distlock.locks WHERE name NOT LIKE 'new %' ORDER BY name";
+    assert_eq!(bench.rows(names), ["old 1", "old 2", "old 3", "young"], "what is in use stays");
+}
+
+#[tokio::test]
+async fn tables_do_not_grow_with_the_number_of_cycles() {
+    let bench = Bench::start().await;
+    let cycles = |count: u32| {
+        bench.server.sql(&format!(
+            "DO $$ BEGIN FOR i IN 1 .. {count} LOOP \
+             PERFORM distlock.claim(NULL, 9e15::bigint, '{{a}}', '{{x}}', '{{x}}', '{{60000}}', '{{0}}', '{{0}}', ARRAY[repeat('r', 90)]); COMMIT; \
+             PERFORM distlock.renew('{{a}}', '{{x}}', '{{60000}}'); COMMIT; \
+             PERFORM distlock.release(NULL, '{{a}}', '{{x}}'); COMMIT; END LOOP; END $$"
+        ));
+        bench.rows("SELECT sum(pg_relation_size(oid)) FROM pg_class WHERE relnamespace = 'distlock'::regnamespace")
+    };
+    let early = cycles(200);
+    assert_eq!(cycles(10_000), early, "old versions of a row make room for new ones");
+    assert_eq!(bench.rows("SELECT token > 0 AND mode IS NULL FROM distlock.locks WHERE name = 'a'"), ["t"]);
+}
+
+#[tokio::test]
+async fn a_handover_is_two_statements() {
+    const WAITERS: usize = 24;
+    const LEASE: Duration = Duration::from_secs(60);
+    let bench = Bench::of(&PostgresServer::options().set("track_functions=all")).await;
+    let locker = Locker::connect(&bench.server.url()).await.expect("connected");
+    let guard = locker.lock("a").ttl(LEASE).await.expect("granted");
+    let turns: JoinSet<_> = (0..WAITERS)
+        .map(|_| {
+            let request = locker.lock("a").as_new_owner().ttl(LEASE);
+            async { request.await.expect("granted").unlock().await.expect("released") }
+        })
+        .collect();
+    bench.until_waiting(WAITERS).await;
+    guard.unlock().await.expect("released");
+    timeout(TEST_LIMIT, turns.join_all()).await.expect("in time");
+    locker.close().await.expect("closed");
+    // A session reports its counts at its end at the latest.
+    bench.until("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'distlock'", "0").await;
+    let calls = |name: &str| -> usize {
+        let calls = format!("SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = '{name}'");
+        bench.rows(&calls)[0].parse().expect("a number")
+    };
+    let (claims, releases) = (calls("claim"), calls("release"));
+    // Each waiter claims once. Those that came before this process listened claimed once more, in one statement.
+    assert!((2..=WAITERS + 3).contains(&claims), "{claims} claims of {WAITERS} waiters");
+    assert_eq!(releases, WAITERS + 1, "one statement releases and hands over");
+}
