@@ -1,7 +1,7 @@
 //! What more than one engine needs.
 
 pub(crate) mod admission;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) mod contention;
 pub(crate) mod host;
 #[cfg(any(feature = "postgres", feature = "redis"))]
