@@ -32,12 +32,17 @@ impl Raw {
 
     /// Connects on a separate thread, as a lock must do to outlive the runtime in which it was taken.
     pub(super) fn connect_apart(server: &EtcdServer) -> Raw {
+        Raw::connect_apart_with(server).0
+    }
+
+    /// The same, with the runtime of that thread.
+    pub(super) fn connect_apart_with(server: &EtcdServer) -> (Raw, Handle) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let handle = runtime.handle().clone();
         std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
         let endpoint = Endpoint::from_shared(server.endpoint()).expect("an address").tcp_nodelay(true);
         let _inside = handle.enter();
-        Raw { channel: endpoint.executor(Apart(handle.clone())).connect_lazy() }
+        (Raw { channel: endpoint.executor(Apart(handle.clone())).connect_lazy() }, handle.clone())
     }
 
     pub(super) async fn call<Q, A>(&self, path: &'static str, request: Q) -> A

@@ -11,6 +11,8 @@ mod modes;
 mod reach;
 mod reach_kit;
 mod reach_queue_kit;
+#[path = "etcd_faults/runtimes.rs"]
+mod runtimes;
 #[path = "etcd_faults/turns.rs"]
 mod turns;
 #[path = "etcd_faults/watches.rs"]

@@ -1,15 +1,19 @@
 //! How many watches the server has for many holds, and that each loss is told at once all the same.
 
+use std::time::{Duration, Instant};
+
 use distlock::backend::etcd::Etcd;
 use distlock::{LockGuard, Locker, LossReason};
 use distlock_testkit::servers::{EtcdServer, Etcdctl};
 use tokio::time::timeout;
 
-use crate::etcd_faults_kit::{eventually, locker, locker_at, secs};
+use crate::etcd_faults_kit::{eventually, lease_of, locker, locker_at, ms, secs};
 
 const HOLDS: usize = 200;
 /// From so many on, holds share a watch on the prefix.
 const OWN_WATCHES: usize = 64;
+/// The time in which events are counted, a round of housekeeping, and a little more.
+const SWITCH: Duration = Duration::from_secs(5);
 /// A loss that a watch tells comes far sooner than the next renewal, or the end of the lease.
 const TTL: u64 = 60;
 
@@ -73,6 +77,35 @@ async fn holds_below_a_busy_prefix_are_watched_by_themselves() {
     for place in [0, HOLDS - 1] {
         take_away(&server.etcdctl(), "", &guards[place]).await;
     }
+    assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 2, "no other hold is concerned");
+}
+
+/// Another process takes many locks and dies: that is over before a watch for each hold would be worth it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_of_events_opens_no_watch_for_each_hold() {
+    const BURST: usize = 800;
+    let server = EtcdServer::start();
+    let holder = locker_at(&[server.address()], secs(TTL));
+    let other = locker_at(&[server.address()], secs(TTL));
+    let guards = hold(&holder, 0..HOLDS).await;
+    eventually("they share a watch", || watches(&server) == OWN_WATCHES).await;
+    let mut dying = Vec::new();
+    for start in (0..BURST).step_by(40) {
+        let names = (start..start + 40).map(|number| format!("dying{number}"));
+        dying.push(other.lock_all(names).await.expect("granted"));
+    }
+    let etcdctl = server.etcdctl();
+    let key = etcdctl.run(&["get", "--prefix", "--keys-only", "--limit=1", "dying"]);
+    etcdctl.run(&["lease", "revoke", &lease_of(key.trim())]);
+    // Events come in order: the burst was seen.
+    take_away(&etcdctl, "", &guards[HOLDS - 1]).await;
+    let seen = Instant::now();
+    while seen.elapsed() < SWITCH {
+        let watches = watches(&server);
+        assert!(watches < HOLDS, "{watches} watches, with those of the other client");
+        tokio::time::sleep(ms(100)).await;
+    }
+    take_away(&etcdctl, "", &guards[HOLDS - 2]).await;
     assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 2, "no other hold is concerned");
 }
 

@@ -102,13 +102,18 @@ impl Engine {
     async fn make(self: &Arc<Self>, attempt: &Arc<Attempt>, claim: &Claim) -> Result<QueueView, Failure> {
         let making = attempt.making().clone().lock_owned().await;
         let request = key_request(attempt, claim);
+        let is_alone = self.is_alone(attempt);
         let (engine, attempt, queue) = (self.clone(), attempt.clone(), claim.queue);
-        self.finish(async move {
-            let outcome = engine.join(&attempt, &request, queue).await;
+        self.finish_near(is_alone, async move {
+            let in_flight = InFlight(Some(attempt.clone()));
+            let outcome = engine.join(&attempt, &request, queue, is_alone).await;
             match &outcome {
-                Ok(view) => attempt.state().made(view.own, view.is_new),
-                Err(failure) if failure.fault == Fault::Unknown => attempt.state().unanswered(),
-                Err(_) => {}
+                Ok(view) => {
+                    in_flight.answered();
+                    attempt.state().made(view.own, view.is_new);
+                }
+                Err(failure) if failure.fault == Fault::Unknown => drop(in_flight),
+                Err(_) => in_flight.answered(),
             }
             // At once, and not when the caller's future is polled: the predecessor may leave right now.
             if let Ok(view) = &outcome
@@ -123,8 +128,20 @@ impl Engine {
         .await
     }
 
-    async fn join(&self, attempt: &Attempt, request: &KeyRequest, queue: bool) -> Result<QueueView, Failure> {
+    async fn join(
+        &self,
+        attempt: &Attempt,
+        request: &KeyRequest,
+        queue: bool,
+        is_alone: bool,
+    ) -> Result<QueueView, Failure> {
         let is_fresh = !attempt.state().has_unanswered();
+        if is_alone && is_fresh && queue {
+            if let Some(view) = queue::enter_free(&self.batcher, request).await? {
+                return Ok(view);
+            }
+            self.contention.note(attempt.lock(), self.clock.now());
+        }
         // Another attempt of this client has the lock: the server need not be asked for the holder.
         if queue
             && is_fresh
@@ -163,6 +180,7 @@ impl Engine {
 
     /// The lock is not free: keeps the place in the queue, or forgets an attempt that wants none.
     fn keep_place(&self, attempt: &Attempt, claim: &Claim, view: QueueView) -> Busy {
+        self.contention.note(attempt.lock(), self.clock.now());
         let has_unanswered = attempt.state().has_unanswered();
         let holder = self.holder_in(attempt, &view).map(|(_, holder)| holder);
         if claim.queue {
@@ -236,6 +254,25 @@ impl Engine {
     fn holder_in(&self, attempt: &Attempt, view: &QueueView) -> Option<(QueueKey, Holder)> {
         let Some(first) = view.heads.first() else { return self.attempts.holder(attempt.lock()) };
         Some((QueueKey::of(first), value::holder_of(&first.value, first.create_revision)))
+    }
+}
+
+/// A request to make a key. Its task may end before the reply, with the runtime that it runs on: then the key may still
+/// be made.
+struct InFlight(Option<Arc<Attempt>>);
+
+impl InFlight {
+    /// The server said what it did.
+    fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(attempt) = &self.0 {
+            attempt.state().unanswered();
+        }
     }
 }
 

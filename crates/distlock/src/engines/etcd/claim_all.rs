@@ -6,9 +6,8 @@ use crate::contract::{Claim, ClaimedAll};
 use crate::engines::etcd::claim::key_request;
 use crate::engines::etcd::engine::Engine;
 use crate::engines::etcd::error::{Failure, Fault};
-use crate::engines::etcd::protocol::messages::{Compare, Header, KeyValue, Request, TxnRequest};
-use crate::engines::etcd::protocol::names::end_of;
-use crate::engines::etcd::protocol::queue::{KeyRequest, created_at, first_of, own, range, ranges_of};
+use crate::engines::etcd::protocol::messages::{Header, KeyValue, Request, TxnRequest};
+use crate::engines::etcd::protocol::queue::{KeyRequest, first_of, is_free, own, range, ranges_of};
 use crate::engines::etcd::protocol::value;
 use crate::engines::etcd::state::attempts::Attempt;
 use crate::engines::etcd::wire::client::Client;
@@ -44,9 +43,8 @@ impl AllQueues {
 
 /// Makes our keys in several queues if all of them are empty; otherwise none.
 async fn join_all(client: &Client, wanted: &[KeyRequest]) -> Result<AllQueues, Failure> {
-    let free = |one: &KeyRequest| Compare { range_end: end_of(&one.lock), ..created_at(&one.lock, 0) };
     let request = TxnRequest {
-        compare: wanted.iter().map(free).collect(),
+        compare: wanted.iter().map(|one| is_free(&one.lock)).collect(),
         success: wanted.iter().map(|one| Request::Put(one.put(None)).into()).collect(),
         failure: wanted.iter().flat_map(|one| [range(own(&one.key)), range(first_of(&one.lock, 1))]).collect(),
     };

@@ -10,7 +10,7 @@ use super::protocol::names::Names;
 use super::protocol::queue;
 use super::seen_revision::SeenRevision;
 use super::shared_lease::SharedLeases;
-use super::state::attempts::Attempts;
+use super::state::attempts::{Attempt, Attempts};
 use super::state::entry::Entries;
 use super::state::hold_watch::HoldWatch;
 use super::wire::batcher::Batcher;
@@ -18,10 +18,12 @@ use super::wire::client::Client;
 use super::wire::tasks::Tasks;
 use super::wire::watches::Watches;
 use crate::contract::{Attachment, Losses};
+use crate::engines::shared::contention::Contention;
 use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
 use crate::types::key::Key;
+use crate::types::mode::Mode;
 use crate::types::sync::Mutex;
 use crate::types::token::AttemptId;
 
@@ -33,6 +35,8 @@ pub(super) struct Engine {
     pub(super) names: Names,
     pub(super) leases: SharedLeases,
     pub(super) attempts: Attempts,
+    /// The locks that other attempts wanted too a moment ago.
+    pub(super) contention: Contention,
     pub(super) entries: Entries,
     pub(super) watches: Watches,
     pub(super) hold_watch: Mutex<HoldWatch>,
@@ -57,6 +61,7 @@ impl Engine {
             names,
             leases: SharedLeases::default(),
             attempts: Attempts::default(),
+            contention: Contention::new(),
             entries: Entries::default(),
             seen_revision: SeenRevision::default(),
             history_lease: Mutex::default(),
@@ -67,7 +72,7 @@ impl Engine {
     }
 
     pub(super) fn attach(&self, attachment: Attachment) {
-        self.client.run_on(&attachment.keeper_runtime);
+        self.client.run_on(&attachment.keeper_runtime, attachment.caller_runtime.as_ref());
         let _ = self.losses.set(attachment.losses);
     }
 
@@ -125,5 +130,27 @@ impl Engine {
         E: From<Failure> + Send + 'static,
     {
         self.tasks.finish(self.client.runtime(), task).await
+    }
+
+    /// The same for a short request: `task` runs where the caller does, which saves two changes of threads, unless
+    /// other attempts depend on it. If that runtime ends first, so does `task`.
+    pub(super) async fn finish_near<T, E>(
+        &self,
+        is_alone: bool,
+        task: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<Failure> + Send + 'static,
+    {
+        let runtime = if is_alone { self.client.home().1 } else { self.client.runtime() };
+        self.tasks.finish(runtime, task).await
+    }
+
+    /// Returns whether `attempt` most likely is the only one that wants its lock.
+    pub(super) fn is_alone(&self, attempt: &Attempt) -> bool {
+        attempt.mode() == Mode::Exclusive
+            && !self.attempts.has_company(attempt)
+            && !self.contention.is_recent(attempt.lock(), self.clock.now())
     }
 }

@@ -15,6 +15,12 @@ use crate::types::clock::Moment;
 const TICK: Duration = Duration::from_millis(200);
 /// How often an attempt that is well is looked after.
 const ROUND: Duration = Duration::from_secs(2);
+/// The same for a hold that the watch on the prefix covers: nothing is to be done about it while that one stays.
+const COVERED_ROUND: Duration = Duration::from_secs(60);
+
+/// From which revision on the watch on the prefix covers holds; `None`: it does not.
+#[derive(Debug, Default)]
+struct Cover(Option<i64>);
 
 impl Engine {
     /// Starts what runs in the background for ever.
@@ -48,6 +54,7 @@ impl Engine {
     }
 
     async fn keep_house(self: Arc<Self>) {
+        let mut cover = Cover::default();
         loop {
             self.clock.sleep_until(self.clock.now().after(TICK)).await;
             let now = self.clock.now();
@@ -57,7 +64,22 @@ impl Engine {
             }
             self.look_after_entries(now);
             self.hold_watch.lock().tick(now);
+            self.look_after_cover(&mut cover, now);
             self.watches.prune(now);
+        }
+    }
+
+    /// Keeps the watch on the prefix for the holds that it covers. If it has been opened anew since `last`, or is given
+    /// up, all holds are looked after soon.
+    fn look_after_cover(&self, last: &mut Cover, now: Moment) {
+        let choice = self.hold_watch.lock().choice();
+        if choice == WatchChoice::Own && last.0.is_none() {
+            return;
+        }
+        // Also when it is given up just now: the watches of the holds go on where this one is.
+        let since = self.watches.keep_prefix(now).filter(|_| choice == WatchChoice::Prefix);
+        if std::mem::replace(&mut last.0, since) != since {
+            self.attempts.look_at_all(now, ROUND);
         }
     }
 
@@ -96,26 +118,32 @@ impl Engine {
             }
             Chore::LookAt(moment) => moment,
             Chore::WatchKey { revision, in_question } => {
-                if self.watch_hold(attempt, revision, now).misses(revision) || in_question {
+                let (sight, choice) = self.watch_hold(attempt, revision, now);
+                if sight.misses(revision) || in_question {
                     self.look_for(attempt);
                     return now.after(TICK);
                 }
-                later
+                match choice {
+                    WatchChoice::Own => later,
+                    WatchChoice::Prefix => keep_until.min(now.after(COVERED_ROUND)),
+                }
             }
         }
     }
 
     /// Watches the key of a hold, which was there at `revision`: by itself, or with all others of this client.
-    fn watch_hold(&self, attempt: &Attempt, revision: i64, now: Moment) -> Sight {
+    fn watch_hold(&self, attempt: &Attempt, revision: i64, now: Moment) -> (Sight, WatchChoice) {
         let holds = self.attempts.count_long_hold(attempt);
         let choice = self.hold_watch.lock().choose(holds, now);
         // A watch on the key alone stays as long as the hold, unless it is one of too many.
         match choice {
             WatchChoice::Prefix if !self.watches.has_key(attempt.key()) => {
                 let first = if self.watches.has_prefix() { revision } else { self.first_unwatched().min(revision) };
-                self.watches.watch_prefix(first, now)
+                (self.watches.watch_prefix(first, now), WatchChoice::Prefix)
             }
-            WatchChoice::Own | WatchChoice::Prefix => self.watches.watch_key(attempt.key(), revision, now),
+            WatchChoice::Own | WatchChoice::Prefix => {
+                (self.watches.watch_key(attempt.key(), revision, now), WatchChoice::Own)
+            }
         }
     }
 

@@ -29,7 +29,9 @@ impl Engine {
 
     /// A lease is gone: acts on the attempts whose keys may have hung on it.
     pub(super) fn attempts_lost(self: &Arc<Self>, lease: &SharedLease) {
-        for (attempt, what) in self.attempts.lease_gone(lease.id, self.clock.now()) {
+        let now = self.clock.now();
+        for (attempt, what) in self.attempts.lease_gone(lease.id, now) {
+            self.attempts.look_again(&attempt, now);
             match what {
                 LeaseGone::Untouched | LeaseGone::GivenUp { tell: false } => {}
                 LeaseGone::GivenUp { tell: true } => self.tell_loss(attempt.id(), LossReason::Revoked),

@@ -18,11 +18,14 @@ use crate::types::error::Result;
 use crate::types::mode::Mode;
 
 impl Engine {
-    /// Releases on the keeper's runtime: the next waiter goes on there, also when the caller's future is dropped.
+    /// Releases also when the caller's future is dropped; on the keeper's runtime where a waiter of this client may be
+    /// next, which goes on there.
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
         let Some(attempt) = self.attempts.get(claim.attempt) else { return Ok(Release::NotOurs) };
+        // The core repeats a release that ends with the caller's runtime. By name alone it must not be repeated.
+        let is_alone = self.is_alone(&attempt) && attempt.state().created() != 0;
         let engine = self.clone();
-        Ok(self.finish(async move { engine.leave(&attempt).await }).await?)
+        Ok(self.finish_near(is_alone, async move { engine.leave(&attempt).await }).await?)
     }
 
     async fn leave(&self, attempt: &Attempt) -> Result<Release, Failure> {

@@ -37,6 +37,9 @@ impl Engine {
         let Some(attempt) = attempt.filter(|attempt| attempt.state().is_held()) else {
             return Ok(Renewal::Lost(LossReason::Revoked));
         };
+        if let Some(term) = renewed_already(&attempt, lease.claim.lease()) {
+            return Ok(Renewal::Renewed(Some(attempt.term_of(term))));
+        }
         if attempt.state().is_in_question() {
             self.look_who_wrote(&attempt, None).await;
             let state = attempt.state();
@@ -194,6 +197,16 @@ impl Engine {
             }
         }
     }
+}
+
+/// Renews a hold whose lease was renewed since it last asked, for itself or for another. Returns the term; `None` where
+/// more is to be done.
+fn renewed_already(attempt: &Attempt, length: Duration) -> Option<Term> {
+    let mut state = attempt.state();
+    let (lease, known) = (state.lease().clone(), state.known_start());
+    let is_settled = !state.is_in_question() && state.next_leases().is_empty() && lease.covers(length);
+    let term = lease.renewed_term(known).filter(|_| is_settled)?;
+    (state.renewed(std::slice::from_ref(&lease), Some(term)) == Renewed::Done).then_some(term)
 }
 
 #[cfg(test)]

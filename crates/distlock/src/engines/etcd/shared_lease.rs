@@ -75,6 +75,12 @@ impl SharedLease {
         self.state.borrow().term
     }
 
+    /// Returns the last answered renewal, if the lease is there and that one began after `start`.
+    pub(super) fn renewed_term(&self, start: Moment) -> Option<Term> {
+        let state = self.state.borrow();
+        (!state.gone && state.term.start > start).then_some(state.term)
+    }
+
     pub(super) fn is_gone(&self) -> bool {
         self.state.borrow().gone
     }

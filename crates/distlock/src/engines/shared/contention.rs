@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::types::clock::Moment;
 use crate::types::sync::atomic::{AtomicU64, Ordering};
 
-/// How long a lock counts as contended: its requests go to the full scripts at once.
+/// How long a lock counts as contended: its requests go the long way at once.
 const LASTS: Duration = Duration::from_secs(1);
 const PLACES: usize = 1024;
 
@@ -20,20 +20,20 @@ impl Contention {
     }
 
     /// Notes that the lock with this key was seen to be held by another attempt, or to have waiters.
-    pub(in crate::engines) fn note(&self, lock: &str, now: Moment) {
-        self.place(lock).store(now.after(LASTS).as_nanos(), Ordering::Relaxed);
+    pub(in crate::engines) fn note(&self, lock: impl AsRef<[u8]>, now: Moment) {
+        self.place(lock.as_ref()).store(now.after(LASTS).as_nanos(), Ordering::Relaxed);
     }
 
     /// Returns whether the lock with this key counts as contended.
-    pub(in crate::engines) fn is_recent(&self, lock: &str, now: Moment) -> bool {
-        self.place(lock).load(Ordering::Relaxed) > now.as_nanos()
+    pub(in crate::engines) fn is_recent(&self, lock: impl AsRef<[u8]>, now: Moment) -> bool {
+        self.place(lock.as_ref()).load(Ordering::Relaxed) > now.as_nanos()
     }
 
-    fn place(&self, lock: &str) -> &AtomicU64 {
+    fn place(&self, lock: &[u8]) -> &AtomicU64 {
         // FNV-1a.
         let hash = lock
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
         &self.0[((hash ^ (hash >> 32)) as usize) % PLACES]
     }
 }
@@ -48,7 +48,7 @@ mod tests {
         contention.note("a", now);
         assert!(contention.is_recent("a", now.after(LASTS - Duration::from_nanos(1))));
         assert!(!contention.is_recent("a", now.after(LASTS)));
-        let others = (0..1000).filter(|number| contention.is_recent(&format!("lock:{number}"), now)).count();
+        let others = (0..1000).filter(|number| contention.is_recent(format!("lock:{number}"), now)).count();
         assert!(others < 10, "{others} of a thousand other locks share its place");
     }
 }

@@ -3,7 +3,7 @@
 pub(crate) mod admission;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod bounded;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) mod contention;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod dial;

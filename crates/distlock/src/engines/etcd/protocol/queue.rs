@@ -107,7 +107,6 @@ pub(crate) async fn join(
     queue: bool,
 ) -> Result<QueueView, Failure> {
     let KeyRequest { lock, key, asked: AskedMode { mode, .. }, .. } = wanted;
-    let free = Compare { range_end: end_of(lock), ..created_at(lock, 0) };
     let success = vec![Request::Put(wanted.put(wanted.first_slot())).into()];
     let mut failure = sights(lock, key, *mode, LAST_IN_JOIN);
     if queue {
@@ -115,7 +114,7 @@ pub(crate) async fn join(
         let make = TxnRequest { compare: vec![created_at(key, 0)], success: put, failure: Vec::new() };
         failure.insert(0, Request::Txn(make).into());
     }
-    let request = TxnRequest { compare: vec![free], success, failure };
+    let request = TxnRequest { compare: vec![is_free(lock)], success, failure };
     let answer = batcher.write(Write::Join { lock: lock.clone(), with_release: false }, request).await?;
     let header = answer.header.unwrap_or_default();
     if answer.succeeded {
@@ -133,6 +132,17 @@ pub(crate) async fn join(
         return enter(client, wanted, view).await;
     }
     Ok(view)
+}
+
+/// Makes our key if the lock is free; otherwise nothing, and `None`. The shortest request, for a lock that most likely
+/// is free: what [`join`] does where it is not is a third of that one's cost.
+pub(crate) async fn enter_free(batcher: &Batcher, wanted: &KeyRequest) -> Result<Option<QueueView>, Failure> {
+    let KeyRequest { lock, key, .. } = wanted;
+    let success = vec![Request::Put(wanted.put(None)).into()];
+    let request = TxnRequest { compare: vec![is_free(lock)], success, failure: Vec::new() };
+    let answer = batcher.write(Write::Join { lock: lock.clone(), with_release: false }, request).await?;
+    let header = answer.header.unwrap_or_default();
+    Ok(answer.succeeded.then(|| QueueView::entered(key.clone(), None, header)))
 }
 
 /// Makes our key if the lock is free for it beside those who have it, as `view` shows them and they still are.
@@ -447,6 +457,11 @@ pub(crate) fn created_at(key: &[u8], revision: i64) -> Compare {
         create_revision: Some(revision),
         ..Compare::default()
     }
+}
+
+/// The queue of the lock is empty.
+pub(crate) fn is_free(lock: &[u8]) -> Compare {
+    Compare { range_end: end_of(lock), ..created_at(lock, 0) }
 }
 
 pub(crate) fn exists(key: &[u8]) -> Compare {

@@ -19,6 +19,7 @@ use crate::engines::etcd::shared_lease::SharedLease;
 use crate::types::clock::Moment;
 use crate::types::mode::{AskedMode, Mode};
 use crate::types::owner::{Holder, Record};
+use crate::types::sync::atomic::{AtomicU64, Ordering};
 use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::token::{AttemptId, FencingToken};
 
@@ -41,6 +42,8 @@ pub(crate) struct Attempt {
     making: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<AttemptState<Arc<SharedLease>>>,
     shown: Mutex<Shown>,
+    /// When housekeeping looks after it, in nanoseconds; changed with the table locked.
+    next_look: AtomicU64,
 }
 
 /// What others are told about an attempt, and it about them.
@@ -110,6 +113,14 @@ impl Attempt {
         QueueKey { key: self.key.clone(), created }
     }
 
+    fn next_look(&self) -> Moment {
+        Moment::from_nanos(self.next_look.load(Ordering::Relaxed))
+    }
+
+    fn set_next_look(&self, look: Moment) {
+        self.next_look.store(look.as_nanos(), Ordering::Relaxed);
+    }
+
     /// Returns the part of a lease that its holder counts on.
     pub(crate) fn term_of(&self, term: Term) -> Term {
         Term { ttl: term.ttl.saturating_sub(self.delay), ..term }
@@ -167,7 +178,7 @@ struct Table {
     /// The holds that last for a while.
     long_holds: HashSet<AttemptId>,
     numbers: KeyNumbers,
-    /// When to look after which.
+    /// When to look after which. An entry that is not the attempt's own [`next_look`](Attempt::next_look) is void.
     agenda: BTreeSet<(Moment, AttemptId)>,
     /// The waiters for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
     behind: BTreeMap<QueueKey, Vec<AttemptId>>,
@@ -363,19 +374,31 @@ impl Attempts {
     pub(crate) fn due(&self, now: Moment) -> Vec<Arc<Attempt>> {
         let mut table = self.table();
         let mut due = Vec::new();
-        while let Some((_, id)) = table.agenda.first().copied().filter(|(look, _)| *look <= now) {
+        while let Some((look, id)) = table.agenda.first().copied().filter(|(look, _)| *look <= now) {
             table.agenda.pop_first();
             // One that was removed in the meantime is not there any more.
-            due.extend(table.all.get(&id).cloned());
+            let attempt = table.all.get(&id).filter(|attempt| attempt.next_look() == look);
+            due.extend(attempt.inspect(|attempt| attempt.set_next_look(Moment::NEVER)).cloned());
         }
         due
     }
 
-    /// Looks after an attempt again, if it is still there.
+    /// Looks after an attempt again, if it is still there: at the moment `look`, or before if that is planned.
     pub(crate) fn look_again(&self, attempt: &Attempt, look: Moment) {
         let mut table = self.table();
-        if table.has(attempt) {
-            table.agenda.insert((look, attempt.id));
+        if table.has(attempt) && look < attempt.next_look() {
+            table.look_at(attempt, look);
+        }
+    }
+
+    /// Looks after all attempts within `time` from now on.
+    pub(crate) fn look_at_all(&self, now: Moment, time: Duration) {
+        let mut table = self.table();
+        table.agenda.clear();
+        let all: Vec<_> = table.all.values().cloned().collect();
+        let step = time / u32::try_from(all.len()).unwrap_or(u32::MAX).max(1);
+        for (place, attempt) in (0..).zip(&all) {
+            table.look_at(attempt, now.after(step * place));
         }
     }
 
@@ -449,8 +472,9 @@ impl Table {
             making: Arc::default(),
             state: Mutex::new(state),
             shown: Mutex::new(Shown { record: claim.record.clone(), holder: None }),
+            next_look: AtomicU64::default(),
         });
-        self.agenda.insert((look, attempt.id));
+        self.look_at(&attempt, look);
         *self.by_lock.entry(attempt.lock.clone()).or_default() += 1;
         if attempt.named.is_some() {
             self.by_key.insert(attempt.key.clone(), attempt.id);
@@ -459,6 +483,11 @@ impl Table {
             self.count_out(&old.lock);
         }
         attempt
+    }
+
+    fn look_at(&mut self, attempt: &Attempt, look: Moment) {
+        attempt.set_next_look(look);
+        self.agenda.insert((look, attempt.id));
     }
 
     /// An attempt for `lock` is forgotten.

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use crate::engines::etcd::error::{Failure, Fault};
 use crate::engines::etcd::protocol::messages::{Request, RequestOp, Response, TxnRequest, TxnResponse};
 use crate::engines::etcd::wire::client::Client;
+use crate::engines::etcd::wire::endpoint::Home;
 use crate::engines::etcd::wire::tasks::Tasks;
 use crate::types::clock::{Clock, Moment};
 
@@ -71,6 +72,7 @@ struct Part {
     write: Write,
     /// It still waits for a release of the same lock.
     with_release: bool,
+    home: Home,
     request: TxnRequest,
     tell: oneshot::Sender<Result<TxnResponse, Failure>>,
 }
@@ -92,8 +94,8 @@ pub(crate) struct Batcher {
 struct Table {
     last_id: u64,
     waiting: VecDeque<Part>,
-    /// The requests that are not answered yet, and since when.
-    on_their_way: Vec<(u64, Moment)>,
+    /// The requests that are not answered yet, from where, and since when.
+    on_their_way: Vec<(u64, Home, Moment)>,
     /// How many requests have ended.
     landed: u64,
 }
@@ -108,26 +110,31 @@ struct Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let mut table = lock(&self.table);
-        table.on_their_way.retain(|(id, _)| *id != self.id);
+        table.on_their_way.retain(|(id, ..)| *id != self.id);
         table.landed += 1;
     }
 }
 
 impl Batches {
     /// Counts a write that goes at once; `None` when it should wait for a batch.
-    fn begin(&self, write: &Write, now: Moment) -> Option<Flight> {
+    fn begin(&self, write: &Write, home: Home, now: Moment) -> Option<Flight> {
         let mut table = lock(&self.0);
-        let goes = table.waiting.is_empty() && !write.with_release() && table.has_room(write, now);
-        goes.then(|| table.take_off(now, &self.0))
+        let goes = table.waiting.is_empty() && !write.with_release() && table.has_room(write, home, now);
+        goes.then(|| table.take_off(home, now, &self.0))
     }
 
-    fn add(&self, write: Write, request: TxnRequest) -> (u64, oneshot::Receiver<Result<TxnResponse, Failure>>) {
+    fn add(
+        &self,
+        write: Write,
+        home: Home,
+        request: TxnRequest,
+    ) -> (u64, oneshot::Receiver<Result<TxnResponse, Failure>>) {
         let (tell, told) = oneshot::channel();
         let mut table = lock(&self.0);
         table.last_id += 1;
         let id = table.last_id;
         let with_release = write.with_release();
-        table.waiting.push_back(Part { id, write, with_release, request, tell });
+        table.waiting.push_back(Part { id, write, with_release, home, request, tell });
         (id, told)
     }
 
@@ -140,7 +147,7 @@ impl Batches {
     fn next(&self, now: Moment) -> Option<(Flight, Vec<Part>)> {
         let mut table = lock(&self.0);
         let goes = table.next();
-        if !goes.iter().any(|part| table.has_room(&part.write, now)) {
+        if !goes.iter().any(|part| table.has_room(&part.write, part.home, now)) {
             return None;
         }
         let goes: Vec<u64> = goes.into_iter().map(|part| part.id).collect();
@@ -149,7 +156,7 @@ impl Batches {
         table.waiting = rest.into();
         // Releases first: a claim of the same batch sees their keys gone.
         parts.sort_by_key(|part| matches!(part.write, Write::Join { .. }));
-        Some((table.take_off(now, &self.0), parts))
+        Some((table.take_off(Home::Keeper, now, &self.0), parts))
     }
 
     fn landed(&self) -> u64 {
@@ -177,8 +184,11 @@ impl Table {
         next.map(|(_, part)| part).take(MOST_IN_BATCH).collect()
     }
 
-    fn has_room(&self, write: &Write, now: Moment) -> bool {
-        let on_their_way = self.on_their_way.iter().filter(|since| now.since(since.1) < SLOW);
+    /// Returns whether a write may go at once. One of the keeper does not wait for the callers' runtime, which may be
+    /// blocked.
+    fn has_room(&self, write: &Write, home: Home, now: Moment) -> bool {
+        let counts = |from: Home, since: Moment| now.since(since) < SLOW && (home == Home::Caller || from == home);
+        let on_their_way = self.on_their_way.iter().filter(|(_, from, since)| counts(*from, *since));
         let most = match write {
             Write::Join { .. } => CLAIMS_AT_ONCE,
             Write::Leave { .. } => AT_ONCE,
@@ -186,9 +196,9 @@ impl Table {
         on_their_way.count() < most
     }
 
-    fn take_off(&mut self, since: Moment, table: &Arc<Mutex<Table>>) -> Flight {
+    fn take_off(&mut self, home: Home, since: Moment, table: &Arc<Mutex<Table>>) -> Flight {
         self.last_id += 1;
-        self.on_their_way.push((self.last_id, since));
+        self.on_their_way.push((self.last_id, home, since));
         Flight { id: self.last_id, table: table.clone() }
     }
 }
@@ -200,14 +210,15 @@ impl Batcher {
 
     /// Carries out one write, in a batch or alone. It must run to its end: it may carry the writes of other callers.
     pub(crate) async fn write(&self, write: Write, request: TxnRequest) -> Result<TxnResponse, Failure> {
-        if let Some(flight) = self.batches.begin(&write, self.clock.now()) {
+        let (home, _) = self.client.home();
+        if let Some(flight) = self.batches.begin(&write, home, self.clock.now()) {
             let answer = self.client.txn(request).await;
             drop(flight);
             self.send_waiting();
             return answer;
         }
         let with_release = write.with_release();
-        let (id, mut told) = self.batches.add(write, request);
+        let (id, mut told) = self.batches.add(write, home, request);
         self.send_waiting();
         let closed = |_| Err(Failure::new(Fault::Unknown, "the engine was closed"));
         if with_release {
@@ -321,13 +332,14 @@ mod tests {
     #[test]
     fn what_comes_meanwhile_goes_together_but_for_keys_of_one_queue() {
         let batches = Batches::default();
-        let first: Vec<_> =
-            (0..CLAIMS_AT_ONCE).map(|_| batches.begin(&join("a/"), at(0)).expect("it goes at once")).collect();
-        assert!(batches.begin(&join("b/"), at(0)).is_none(), "it waits for a batch");
-        drop(batches.add(join("b/"), TxnRequest::default()));
+        let first: Vec<_> = (0..CLAIMS_AT_ONCE)
+            .map(|_| batches.begin(&join("a/"), Home::Keeper, at(0)).expect("it goes at once"))
+            .collect();
+        assert!(batches.begin(&join("b/"), Home::Keeper, at(0)).is_none(), "it waits for a batch");
+        drop(batches.add(join("b/"), Home::Keeper, TxnRequest::default()));
         assert!(next_of(&batches).is_none(), "there is no room yet");
         for write in [join("b/c/"), join("bc/"), leave("b/1"), leave("b/1"), join("b/")] {
-            drop(batches.add(write, TxnRequest::default()));
+            drop(batches.add(write, Home::Keeper, TxnRequest::default()));
         }
         drop(first);
         let (_flight, together) = next_of(&batches).expect("there is room");
@@ -339,24 +351,38 @@ mod tests {
     #[test]
     fn a_release_does_not_wait_for_claims_nor_anybody_for_ever() {
         let batches = Batches::default();
-        let claims: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&join("a/"), at(0))).collect();
+        let claims: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&join("a/"), Home::Keeper, at(0))).collect();
         assert_eq!(claims.len(), CLAIMS_AT_ONCE);
-        let releases: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&leave("a/1"), at(0))).collect();
+        let releases: Vec<_> = (0..AT_ONCE).filter_map(|_| batches.begin(&leave("a/1"), Home::Keeper, at(0))).collect();
         assert_eq!(claims.len() + releases.len(), AT_ONCE);
-        let (id, _told) = batches.add(join("a/"), TxnRequest::default());
+        let (id, _told) = batches.add(join("a/"), Home::Keeper, TxnRequest::default());
         assert!(batches.withdraw(id) && !batches.withdraw(id));
-        assert!(batches.begin(&join("a/"), at(999)).is_none());
-        let later = batches.begin(&join("a/"), at(1_000));
+        assert!(batches.begin(&join("a/"), Home::Keeper, at(999)).is_none());
+        let later = batches.begin(&join("a/"), Home::Keeper, at(1_000));
         assert!(later.is_some(), "those before do not count for ever");
         drop((claims, releases, later));
         assert_eq!(batches.landed(), AT_ONCE as u64 + 1);
     }
 
     #[test]
+    fn a_write_of_the_keeper_does_not_wait_for_the_callers_runtime() {
+        let batches = Batches::default();
+        let begin = |home| batches.begin(&leave("a/1"), home, at(0));
+        let stuck: Vec<_> = (0..=AT_ONCE).filter_map(|_| begin(Home::Caller)).collect();
+        assert_eq!(stuck.len(), AT_ONCE);
+        assert!(begin(Home::Keeper).is_some(), "the callers' runtime may be blocked");
+        drop(batches.add(leave("b/1"), Home::Caller, TxnRequest::default()));
+        assert!(next_of(&batches).is_none(), "there is no room for another one of a caller");
+        drop(batches.add(leave("c/1"), Home::Keeper, TxnRequest::default()));
+        let (_flight, together) = next_of(&batches).expect("there is room");
+        assert_eq!(together, [leave("b/1"), leave("c/1")]);
+    }
+
+    #[test]
     fn a_claim_goes_with_the_next_release_of_its_lock_and_waits_for_it_for_a_moment() {
         let batches = Batches::default();
-        let add = |write| batches.add(write, TxnRequest::default()).0;
-        assert!(batches.begin(&join_with_release("a/"), at(0)).is_none(), "it waits for the release");
+        let add = |write| batches.add(write, Home::Keeper, TxnRequest::default()).0;
+        assert!(batches.begin(&join_with_release("a/"), Home::Keeper, at(0)).is_none(), "it waits for the release");
         let [_, second, _, _] = [join_with_release("a/"), join_with_release("a/"), join("a/"), leave("b/1")].map(add);
         let mut flights = Vec::new();
         let mut goes = || {
@@ -380,7 +406,8 @@ mod tests {
     #[test]
     fn an_answer_that_lacks_a_part_leaves_that_one_unknown() {
         let parts = |batches: &Batches| {
-            let told: Vec<_> = ["a", "b"].map(|key| batches.add(leave(key), TxnRequest::default()).1).into();
+            let told: Vec<_> =
+                ["a", "b"].map(|key| batches.add(leave(key), Home::Keeper, TxnRequest::default()).1).into();
             let (_, parts) = batches.next(at(0)).expect("there is room");
             (parts, told)
         };

@@ -2,8 +2,8 @@
 
 use crate::types::sync::Mutex;
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prost::Message;
@@ -22,7 +22,11 @@ use crate::engines::etcd::protocol::messages::{
     AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use crate::engines::etcd::protocol::methods::{AUTHENTICATE, TXN, WATCH};
-use crate::engines::etcd::wire::endpoint::Endpoint;
+use crate::engines::etcd::wire::caller_runtime::CallerRuntime;
+use crate::engines::etcd::wire::endpoint::{Endpoint, Home};
+
+/// A client that sends no more requests than these has one connection, the keeper's.
+const FEW_REQUESTS: u64 = 8;
 
 /// How long a request may take unless its sender knows better.
 pub(crate) const REQUEST_WAIT: Duration = Duration::from_secs(5);
@@ -45,12 +49,13 @@ impl fmt::Debug for Login {
 /// of them was asked, which one needs to know to leave a connection that hangs.
 #[derive(Debug)]
 pub(crate) struct Client {
-    endpoints: Vec<Endpoint>,
+    endpoints: Arc<[Endpoint]>,
     /// The one that is asked now.
     current: AtomicUsize,
     login: Option<Login>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
     runtime: OnceLock<Handle>,
+    caller: OnceLock<CallerRuntime>,
     sent: AtomicU64,
     /// Counts the connections that were given up.
     abandoned: watch::Sender<u64>,
@@ -65,6 +70,7 @@ type LastRoute = Mutex<Option<Route>>;
 /// Which connection a request went over.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
+    home: Home,
     endpoint: usize,
     link: u64,
 }
@@ -72,11 +78,12 @@ pub(crate) struct Route {
 impl Client {
     pub(crate) fn new(endpoints: Vec<Endpoint>, login: Option<Login>) -> Self {
         Client {
-            endpoints,
+            endpoints: endpoints.into(),
             current: AtomicUsize::new(0),
             login,
             token: Mutex::default(),
             runtime: OnceLock::new(),
+            caller: OnceLock::new(),
             sent: AtomicU64::new(0),
             abandoned: watch::Sender::new(0),
             #[cfg(test)]
@@ -84,9 +91,31 @@ impl Client {
         }
     }
 
-    /// Everything of this client runs there from now on.
-    pub(crate) fn run_on(&self, runtime: &Handle) {
-        let _ = self.runtime.set(runtime.clone());
+    /// Everything of this client runs on `keeper` from now on, and short requests of tasks on `caller` there.
+    pub(crate) fn run_on(&self, keeper: &Handle, caller: Option<&Handle>) {
+        let _ = self.runtime.set(keeper.clone());
+        if let Some(caller) = caller.filter(|caller| caller.id() != keeper.id()) {
+            let _ = self.caller.set(CallerRuntime::new(caller.clone()));
+        }
+    }
+
+    /// Returns where a request of the current task is to run, and the runtime.
+    pub(crate) fn home(&self) -> (Home, &Handle) {
+        match self.caller.get() {
+            Some(caller) if self.sent() >= FEW_REQUESTS && caller.is_current() && self.is_open_in(caller) => {
+                (Home::Caller, caller.handle())
+            }
+            _ => (Home::Keeper, self.runtime()),
+        }
+    }
+
+    /// Returns whether a connection was opened in the callers' runtime.
+    fn is_open_in(&self, caller: &CallerRuntime) -> bool {
+        caller.is_proven(|| {
+            let (endpoints, current) = (self.endpoints.clone(), self.current.load(Ordering::Relaxed));
+            let handle = caller.handle().clone();
+            async move { endpoints[current].connect_caller(&handle).await }
+        })
     }
 
     /// The runtime that everything runs on; the caller's when the engine is used without a locker.
@@ -145,7 +174,7 @@ impl Client {
     {
         let asking = async {
             self.log_in(false).await?;
-            let (channel, _) = self.endpoints[endpoint].channel(self.runtime());
+            let (channel, _) = self.endpoints[endpoint].channel(Home::Keeper, self.runtime());
             self.ask(channel, path, request).await
         };
         tokio::time::timeout(timeout, asking).await.unwrap_or_else(|_| Err(Failure::timeout()))
@@ -172,7 +201,7 @@ impl Client {
         if self.login.is_some() {
             self.log_in(false).await?;
         }
-        let (channel, route) = self.choose();
+        let (channel, route) = self.choose((Home::Keeper, self.runtime()));
         let mut grpc = Grpc::new(channel);
         let open = async {
             grpc.ready().await.map_err(|e| Failure::from(tonic::Status::from_error(e.into())))?;
@@ -197,7 +226,7 @@ impl Client {
 
     /// Turns away from a server that failed.
     pub(crate) fn leave(&self, route: Route) {
-        self.endpoints[route.endpoint].abandon(route.link);
+        self.endpoints[route.endpoint].abandon(route.home, route.link);
         self.pass_over(route.endpoint);
         self.abandoned.send_modify(|count| *count += 1);
     }
@@ -205,7 +234,7 @@ impl Client {
     /// Returns once the connection of `route` was given up.
     pub(crate) async fn left(&self, route: Route) {
         let mut abandoned = self.abandoned.subscribe();
-        while self.endpoints[route.endpoint].number() == route.link {
+        while self.endpoints[route.endpoint].number(route.home) == route.link {
             // The sender lives in self, so waiting cannot fail.
             let _ = abandoned.changed().await;
         }
@@ -222,10 +251,10 @@ impl Client {
         let _ = self.current.compare_exchange(endpoint, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    fn choose(&self) -> (Channel, Route) {
+    fn choose(&self, (home, runtime): (Home, &Handle)) -> (Channel, Route) {
         let endpoint = self.current.load(Ordering::Relaxed);
-        let (channel, link) = self.endpoints[endpoint].channel(self.runtime());
-        (channel, Route { endpoint, link })
+        let (channel, link) = self.endpoints[endpoint].channel(home, runtime);
+        (channel, Route { home, endpoint, link })
     }
 
     /// Asks one server after the other until one answers; the last one that was asked is put into `asked`.
@@ -240,7 +269,7 @@ impl Client {
         let mut servers = self.endpoints.len();
         let mut may_log_in = self.login.is_some() && path != AUTHENTICATE;
         loop {
-            let (channel, route) = self.choose();
+            let (channel, route) = self.choose(self.home());
             *asked.lock() = Some(route);
             let failure = match self.ask(channel, path, request.clone()).await {
                 Ok(answer) => return Ok(answer),

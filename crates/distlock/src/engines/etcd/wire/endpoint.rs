@@ -19,7 +19,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     source: Source,
-    link: Mutex<Link>,
+    links: Mutex<Links>,
 }
 
 #[derive(Debug)]
@@ -29,12 +29,43 @@ enum Source {
     Given(Channel),
 }
 
-/// The connection, made when it is first needed.
+/// Where a connection is driven, and the tasks that use it run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// The keeper's runtime.
+    Keeper,
+    /// The runtime of the callers, which may block or end at any time.
+    Caller,
+}
+
+/// The connections of both runtimes.
+#[derive(Debug, Default)]
+struct Links {
+    keeper: Link,
+    caller: Link,
+}
+
+/// A connection, made when it is first needed.
 #[derive(Debug, Default)]
 struct Link {
     channel: Option<Channel>,
     /// Which connection in a row this is.
     number: u64,
+}
+
+impl Links {
+    fn of(&mut self, home: Home) -> &mut Link {
+        match home {
+            Home::Keeper => &mut self.keeper,
+            Home::Caller => &mut self.caller,
+        }
+    }
+}
+
+impl Link {
+    fn abandon(&mut self) {
+        *self = Link { channel: None, number: self.number + 1 };
+    }
 }
 
 impl Endpoint {
@@ -52,12 +83,12 @@ impl Endpoint {
         if let Some(tls) = tls {
             dial = encrypted(dial, tls)?;
         }
-        Ok(Endpoint { source: Source::Dialled(Box::new(dial)), link: Mutex::default() })
+        Ok(Endpoint { source: Source::Dialled(Box::new(dial)), links: Mutex::default() })
     }
 
     /// A server behind a channel that the application has made.
     pub(crate) fn given(channel: Channel) -> Self {
-        Endpoint { source: Source::Given(channel), link: Mutex::default() }
+        Endpoint { source: Source::Given(channel), links: Mutex::default() }
     }
 
     /// Where it is, for messages.
@@ -76,9 +107,10 @@ impl Endpoint {
         }
     }
 
-    /// The connection and its number. It lives on `runtime`, whichever task asks first.
-    pub(crate) fn channel(&self, runtime: &Handle) -> (Channel, u64) {
-        let mut link = self.link.lock();
+    /// Returns the connection of `home` and its number. It lives on `runtime`, whichever task asks first.
+    pub(crate) fn channel(&self, home: Home, runtime: &Handle) -> (Channel, u64) {
+        let mut links = self.links.lock();
+        let link = links.of(home);
         let number = link.number;
         let channel = link.channel.get_or_insert_with(|| match &self.source {
             Source::Given(channel) => channel.clone(),
@@ -91,16 +123,30 @@ impl Endpoint {
         (channel.clone(), number)
     }
 
-    /// Which connection in a row it is.
-    pub(crate) fn number(&self) -> u64 {
-        self.link.lock().number
+    /// Opens the connection of the callers' runtime. Returns whether it is open.
+    pub(crate) async fn connect_caller(&self, runtime: &Handle) -> bool {
+        let Source::Dialled(dial) = &self.source else { return true };
+        let dial = dial.as_ref().clone().executor(OnRuntime(runtime.clone()));
+        let Ok(channel) = dial.connect().await else { return false };
+        self.links.lock().caller.channel.get_or_insert(channel);
+        true
     }
 
-    /// Gives up the connection with this number: it did not answer, and tonic never leaves a half-open one by itself.
-    pub(crate) fn abandon(&self, number: u64) {
-        let mut link = self.link.lock();
-        if link.number == number {
-            *link = Link { channel: None, number: number + 1 };
+    /// Returns which connection in a row that of `home` is.
+    pub(crate) fn number(&self, home: Home) -> u64 {
+        self.links.lock().of(home).number
+    }
+
+    /// Gives up the connection of `home` with this number: it did not answer, and tonic never leaves a half-open one by
+    /// itself. Where the keeper's does not answer, that of the callers does not either. The callers' runtime may have
+    /// been blocked, which says nothing about the keeper's.
+    pub(crate) fn abandon(&self, home: Home, number: u64) {
+        let mut links = self.links.lock();
+        if links.of(home).number == number {
+            links.caller.abandon();
+            if home == Home::Keeper {
+                links.keeper.abandon();
+            }
         }
     }
 }
@@ -130,7 +176,7 @@ struct OnRuntime(Handle);
 
 impl hyper::rt::Executor<Pin<Box<dyn Future<Output = ()> + Send>>> for OnRuntime {
     fn execute(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        // tidy-allow(spawn): a connection runs on the keeper's runtime
+        // tidy-allow(spawn): a connection runs on the keeper's runtime, or on the callers'
         self.0.spawn(task);
     }
 }

@@ -1,6 +1,7 @@
 //! How requests reach the cluster: connections, batches of writes, and the watch stream.
 
 pub(crate) mod batcher;
+pub(crate) mod caller_runtime;
 pub(crate) mod client;
 pub(crate) mod endpoint;
 #[cfg(test)]

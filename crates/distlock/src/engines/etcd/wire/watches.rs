@@ -149,6 +149,15 @@ impl Watches {
         self.table().by_target.contains_key(&Target::Prefix)
     }
 
+    /// Keeps the watch on the prefix. Returns the revision after which it sees every event, 0 as long as that is not
+    /// known; `None` when there is no such watch.
+    pub(crate) fn keep_prefix(&self, now: Moment) -> Option<i64> {
+        let mut table = self.table();
+        let watch = table.by_target.get_mut(&Target::Prefix)?;
+        watch.used = watch.used.max(now);
+        Some(*watch.since.borrow())
+    }
+
     /// Whether the key `mark` of `lock` was deleted a moment ago.
     pub(crate) fn saw_deletion(&self, lock: &[u8], mark: &QueueKey) -> bool {
         let is_its_end = |(key, revision): &(Vec<u8>, i64)| *key == mark.key && *revision > mark.created;
