@@ -71,8 +71,8 @@ impl Raw {
         raw
     }
 
-    /// Connects with the connections on a thread of their own, as the engine's are: a caller that blocks its runtime does
-    /// not block them.
+    /// Connects with the connections on a thread of their own: as the engine's are where the locker was made outside of a
+    /// runtime, or the runtime stood still.
     fn connect_apart(nodes: &RedlockNodes) -> Raw {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         // It ends with the process.
@@ -156,7 +156,7 @@ async fn uncontended(nodes: &RedlockNodes, raw: &Arc<Raw>, apart: &Arc<Raw>, loc
     let ([floor, apart, scripted], ours) = (floors.map(|mut times| median(&mut times)), median(&mut ours));
     let to = |floor: Duration| ours.as_secs_f64() / floor.as_secs_f64();
     println!("uncontended lock+unlock, 1 task, p50: raw {floor:?}, ours {ours:?}, ratio {:.2} (aim: 1.20)", to(floor));
-    println!("  raw with its connections on a thread apart as ours: {apart:?}: {:.2}", to(apart));
+    println!("  raw with its connections on a thread apart: {apart:?}: {:.2}", to(apart));
     println!("  the same with the claim as a script: {scripted:?}: {:.2}", to(scripted));
     println!("commands per pair: {:.2} (aim: 10)", commands as f64 / (ROUNDS * PAIRS) as f64);
 }

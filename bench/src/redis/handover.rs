@@ -41,8 +41,8 @@ const WARM_UP: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Raw,
-    /// The raw queue with its connection on a thread of its own, as the engine's is: a caller that blocks its runtime does
-    /// not block it.
+    /// The raw queue with its connection on a thread of its own: as the engine's is where the locker was made outside of a
+    /// runtime, or the runtime stood still.
     Apart,
     Ours,
 }
@@ -297,7 +297,7 @@ impl Figures {
 
     fn print(&self, title: &str) {
         println!("{title}");
-        let names = ["raw queue", "raw queue, its connection on a thread apart as ours", "ours"];
+        let names = ["raw queue", "raw queue, its connection on a thread apart", "ours"];
         for (name, rounds) in names.into_iter().zip(&self.0) {
             let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
             println!(

@@ -290,6 +290,16 @@ impl BusyReply {
 /// What to do after a reply: end, or claim again.
 type Step = ControlFlow<Result<Option<Arc<Hold>>>>;
 
+/// What a reply requires.
+enum Heeded {
+    /// Nothing more.
+    Ended(Step),
+    /// To wait for the lock.
+    Busy(Busy),
+    /// To pause, or to give up.
+    Failed(Error),
+}
+
 /// The reply to a claim, if there was one, unless the family closed.
 type Answer = Result<Option<Result<Claimed>>>;
 
@@ -309,45 +319,48 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Goes on after the first claim, to which `first` is the reply.
-    async fn run(mut self, first: Answer) -> Result<Option<Arc<Hold>>> {
-        let mut step = self.heed(first, false, self.attempt.started).await;
-        loop {
-            if let ControlFlow::Break(end) = step {
-                self.attempt.meter.ends(&end);
-                span::acquired(&end);
-                if let Err(error) = &end {
-                    self.report_failure(error);
+    /// Goes on after the first claim, to which `answer` is the reply. An `async fn` would have room for its arguments twice,
+    /// and futures inside of futures for what each of them needs: all waiting is done here.
+    fn run(mut self, mut answer: Answer) -> impl Future<Output = Result<Option<Arc<Hold>>>> + Send + 'a {
+        let (mut sent_before, mut asked) = (false, self.attempt.started);
+        async move {
+            loop {
+                let step = match self.heed(answer, sent_before, asked) {
+                    Heeded::Ended(step) => step,
+                    Heeded::Busy(busy) => self.wait_for_turn(busy).await,
+                    Heeded::Failed(error) => self.pause_after(error).await,
+                };
+                if let ControlFlow::Break(end) = step {
+                    self.attempt.meter.ends(&end);
+                    span::acquired(&end);
+                    if let Err(error) = &end {
+                        self.report_failure(error);
+                    }
+                    return end.map_err(|error| error.with_key(&self.attempt.claim.key));
                 }
-                return end.map_err(|error| error.with_key(&self.attempt.claim.key));
+                sent_before = std::mem::replace(&mut self.attempt.sent, true);
+                asked = self.family().clock.now();
+                answer = self.bounded(self.last_reply_by(), self.family().backend.claim(&self.attempt.claim)).await;
             }
-            step = self.claim_once().await;
         }
     }
 
-    async fn claim_once(&mut self) -> Step {
-        let sent_before = std::mem::replace(&mut self.attempt.sent, true);
-        let asked = self.family().clock.now();
-        let answer = self.bounded(self.last_reply_by(), self.family().backend.claim(&self.attempt.claim)).await;
-        self.heed(answer, sent_before, asked).await
-    }
-
-    /// Does what the reply to a claim of the moment `asked` requires.
-    async fn heed(&mut self, answer: Answer, sent_before: bool, asked: Moment) -> Step {
+    /// Takes the reply to a claim of the moment `asked`.
+    fn heed(&mut self, answer: Answer, sent_before: bool, asked: Moment) -> Heeded {
         let answer = match answer {
             Ok(Some(answer)) => answer,
-            Ok(None) => return self.unanswered(asked),
-            Err(closed) => return ControlFlow::Break(Err(closed)),
+            Ok(None) => return Heeded::Ended(self.unanswered(asked)),
+            Err(closed) => return Heeded::Ended(ControlFlow::Break(Err(closed))),
         };
         self.attempts += 1;
         self.round_trip = self.family().clock.now().since(asked);
         match answer {
-            Ok(Claimed::Granted(grant)) => self.accept(grant),
+            Ok(Claimed::Granted(grant)) => Heeded::Ended(self.accept(grant)),
             Ok(Claimed::Busy(busy)) => {
                 // Without a queue a busy reply leaves nothing behind, unless the engine says so.
                 self.attempt.sent = sent_before || self.attempt.claim.queue || self.is_left_behind();
                 (self.failures, self.failure, self.in_doubt) = (0, None, false);
-                self.wait_for_turn(busy).await
+                Heeded::Busy(busy)
             }
             Err(error) => {
                 self.attempt.sent = sent_before || error.may_be_applied() || self.is_left_behind();
@@ -355,7 +368,7 @@ impl<'a> Acquire<'a> {
                 if error.is_attempt_over() {
                     self.attempt.begin_anew();
                 }
-                self.pause_after(error).await
+                Heeded::Failed(error)
             }
         }
     }
