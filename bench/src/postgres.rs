@@ -13,6 +13,8 @@ use distlock_testkit::servers::PostgresServer;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls, Statement};
 
+use crate::process::cpu_us;
+
 const TABLE: &str = "CREATE TABLE raw (name text PRIMARY KEY, attempt text, token bigint NOT NULL, expires timestamptz, \
                      record text) WITH (fillfactor = 50)";
 const TAKE: &str = "INSERT INTO raw VALUES ($1, $2, 1, clock_timestamp() + interval '10 s', $3) ON CONFLICT (name) DO UPDATE \
@@ -30,6 +32,8 @@ const TASKS: usize = 64;
 const CYCLES: u64 = 2_000;
 const HELD: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
+/// A session that is idle reports its transactions to the server's statistics after ten seconds.
+const IDLE_REPORT: Duration = Duration::from_secs(11);
 
 /// Prints all figures of the PostgreSQL engine, or those of one part: `one`, `many`, `contended`, `held` or `bloat`. With the
 /// word `memory` nothing is forced to the disk.
@@ -204,13 +208,16 @@ async fn held(server: &PostgresServer) {
         tasks.spawn(async move { locker.lock(format!("held:{number}")).await.expect("granted") });
     }
     let guards: Vec<LockGuard> = tasks.join_all().await;
-    let (before, cpu, start) = (commits(server).await, crate::process::cpu_ms(), Instant::now());
+    // The sessions that took the locks are idle from now on, and report what they have done before only after a while.
+    tokio::time::sleep(IDLE_REPORT).await;
+    let (before, cpu, start) = (commits(server).await, cpu_us(), Instant::now());
     tokio::time::sleep(TTL).await;
+    let (used, held_for) = (cpu_us() - cpu, start.elapsed());
     let statements = commits(server).await - before;
     let ticks = start.elapsed().as_secs_f64() / (TTL / 3).as_secs_f64();
-    let used = (crate::process::cpu_ms() - cpu) as f64 / start.elapsed().as_millis() as f64 * 100.0;
+    let used = used as f64 / held_for.as_micros() as f64 * 100.0;
     let statements = statements as f64 / ticks;
-    println!("{HELD} held: {statements:.0} statements per third of a lease (aim: 25), client {used:.1} % of a core");
+    println!("{HELD} held: {statements:.0} statements per third of a lease (aim: 25), client {used:.2} % of a core");
     assert!(guards.iter().all(|guard| !guard.is_lost()), "a lock was lost");
 }
 

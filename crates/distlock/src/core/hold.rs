@@ -21,7 +21,7 @@ const SHORTEST_REPLY_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_REPLY_WAIT: Duration = Duration::from_secs(2);
 /// Renewals start at no more than this many moments per renewal interval: the keeper wakes no more often than that, however
 /// many locks there are, and renewals of one moment share a call.
-const ROUNDS: f64 = 64.0;
+const ROUNDS: f64 = 32.0;
 
 /// One hold of a lock, shared by its guards and the keeper.
 pub(crate) struct Hold {
@@ -39,6 +39,18 @@ pub(crate) struct Hold {
     /// The end of `at_least`.
     least_end: Moment,
     pub(crate) meter: HoldMeter,
+}
+
+/// What the keeper must do with a hold.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// It is lost: the guards must be told.
+    Lost,
+    /// Nothing before it ends.
+    AtEnd(Moment),
+    /// It must be renewed before `end`, and looked at again when the reply is late. The number counts the renewals without a
+    /// reply.
+    Renewal { end: Moment, again: Moment, unanswered: u32 },
 }
 
 struct State {
@@ -192,32 +204,44 @@ impl Hold {
         true
     }
 
-    /// Returns whether the hold is to be renewed at `now`.
-    pub(crate) fn is_kept(&self, now: Moment) -> bool {
-        let state = self.state();
-        state.parked || state.handed || self.watchdog.0 != WatchdogKind::Off && !self.is_silent(&state, now)
+    /// Returns what the keeper must do with the hold now. If it must be renewed, counts that renewal as begun.
+    pub(crate) fn look(&self, now: Moment) -> Look {
+        let mut state = self.state();
+        if self.settle(&state, now) {
+            return Look::Lost;
+        }
+        let end = self.end_of(&state);
+        let has_watchdog = self.watchdog.0 != WatchdogKind::Off;
+        if !(state.parked || state.handed || has_watchdog && !self.is_silent(&state, now)) {
+            return Look::AtEnd(end);
+        }
+        let unanswered = state.unanswered;
+        state.unanswered += 1;
+        // A quarter of the time left, so that there is time for retries.
+        let reply_wait = (end.since(now) / 4).clamp(SHORTEST_REPLY_WAIT, LONGEST_REPLY_WAIT);
+        Look::Renewal { end, again: now.after_about(reply_wait).min(end), unanswered }
     }
 
     fn is_silent(&self, state: &State, now: Moment) -> bool {
         matches!(self.watchdog.0, WatchdogKind::Fed(most) if now >= state.fed.after(most)) && !state.parked
     }
 
-    /// Counts a renewal that begins. Returns how many before it have no reply.
-    pub(crate) fn begin_renewal(&self) -> u32 {
-        let mut state = self.state();
-        state.unanswered += 1;
-        state.unanswered - 1
-    }
-
-    /// Returns how long to wait for the reply to a renewal: a quarter of the time left, so that there is time for retries.
-    pub(crate) fn reply_wait(&self, now: Moment) -> Duration {
-        (self.end().since(now) / 4).clamp(SHORTEST_REPLY_WAIT, LONGEST_REPLY_WAIT)
-    }
-
     /// Moves the deadline after a renewal, counted from the renewal's own start. Returns `false` when the hold is lost.
     pub(crate) fn renewed(&self, term: Option<Term>, now: Moment) -> bool {
+        self.extend(&mut self.state(), term, now)
+    }
+
+    /// Takes the reply to a renewal of the keeper. Returns the time that was left before it, and when to look next; `None`
+    /// when the hold is lost.
+    pub(crate) fn keeper_renewed(&self, term: Option<Term>, now: Moment) -> Option<(Option<Duration>, Moment)> {
         let mut state = self.state();
-        if self.settle(&state, now) {
+        state.unanswered = 0;
+        let margin = time_left(self.end_of(&state), now);
+        self.extend(&mut state, term, now).then(|| (margin, self.look_after(&state, now)))
+    }
+
+    fn extend(&self, state: &mut State, term: Option<Term>, now: Moment) -> bool {
+        if self.settle(state, now) {
             return false;
         }
         match term {
@@ -248,7 +272,7 @@ impl Hold {
 
     /// Returns the time until the hold is lost; `None` when it does not end by time.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
-        Some(self.end()).filter(|end| *end != Moment::NEVER).map(|end| end.since(now))
+        time_left(self.end(), now)
     }
 
     /// Returns the lease that renewals ask for.
@@ -274,8 +298,11 @@ impl Hold {
 
     /// Returns when the keeper must look at this hold, to renew it or to see it end.
     pub(crate) fn next_look(&self, now: Moment) -> Moment {
-        let state = self.state();
-        let end = self.end_of(&state);
+        self.look_after(&self.state(), now)
+    }
+
+    fn look_after(&self, state: &State, now: Moment) -> Moment {
+        let end = self.end_of(state);
         if self.watchdog.0 == WatchdogKind::Off && !state.handed && !state.parked {
             return end;
         }
@@ -318,6 +345,10 @@ impl Hold {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
+}
+
+fn time_left(end: Moment, now: Moment) -> Option<Duration> {
+    (end != Moment::NEVER).then(|| end.since(now))
 }
 
 #[cfg(test)]
@@ -406,9 +437,9 @@ pub(crate) mod tests {
         let grant = Grant::new(FencingToken::new(1), Some(short));
         let handed = Hold::new(claim, grant, &options, 0.0, START);
         let look = handed.next_look(START);
-        assert!(handed.is_kept(START) && look.since(START) < TTL / 20, "{look:?}");
+        assert!(matches!(handed.look(START), Look::Renewal { .. }) && look.since(START) < TTL / 20, "{look:?}");
         assert!(handed.renewed(Some(Term { start: look, ttl: TTL }), look));
-        assert!(!handed.is_kept(look), "only once");
+        assert_eq!(handed.look(look), Look::AtEnd(handed.end()), "only once");
         assert_eq!(handed.next_look(look), handed.end());
         assert!(handed.end().since(START) > TTL.mul_f64(0.9));
     }

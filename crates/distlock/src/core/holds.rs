@@ -1,6 +1,6 @@
 //! The table of a family's holds: which owner has which lock, and when the keeper must look at each.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use std::time::Duration;
 use hashbrown::HashTable;
 use tokio::sync::Notify;
 
-use crate::core::hold::Hold;
+use crate::core::agenda::{Agenda, Appointment};
+use crate::core::hold::{Hold, Look};
 use crate::core::pending_release::PendingRelease;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
@@ -61,7 +62,7 @@ struct Table {
     entries: HashTable<Entry>,
     /// The newest hold of each owner and lock, by its hash. All of them are in `entries`.
     owned: HashTable<(HoldHash, AttemptId)>,
-    agenda: BTreeSet<(Moment, AttemptId)>,
+    agenda: Agenda,
     releases: Vec<PendingRelease>,
     /// When the keeper looks next without being woken; `None` while it is at work.
     planned: Option<Moment>,
@@ -78,8 +79,7 @@ struct Entry {
     hash: HoldHash,
     /// How many times its owner has entered.
     count: u32,
-    /// Its moment in the agenda.
-    look: Moment,
+    appointment: Appointment,
 }
 
 /// The keeper's work at one moment.
@@ -94,8 +94,8 @@ pub(crate) struct Work {
 pub(crate) enum Due {
     /// It is lost.
     Lost(Arc<Hold>),
-    /// It is due for renewal; the number counts the renewals without a reply.
-    Renewal(Arc<Hold>, u32),
+    /// It is due for renewal, and lost at `end` without one.
+    Renewal { hold: Arc<Hold>, end: Moment, unanswered: u32 },
 }
 
 /// The hold that was re-entered, or the one that cannot be.
@@ -157,8 +157,8 @@ impl Holds {
         let attempt = hold.claim.attempt;
         // An owner may have several slots of a semaphore, so a slot is not found by owner and key.
         let before = if hold.slot.is_none() { table.own(&hold, hash) } else { None };
-        table.agenda.insert((look, attempt));
-        let entry = Entry { hold, hash, count: 1, look };
+        let appointment = table.agenda.add(look, attempt);
+        let entry = Entry { hold, hash, count: 1, appointment };
         table.entries.insert_unique(attempt.bits(), entry, |entry| entry.attempt().bits());
         self.wake_by(&mut table, look);
         let before = before.and_then(|attempt| table.entry(attempt));
@@ -251,12 +251,28 @@ impl Holds {
         self.table().entry(attempt).map(|entry| entry.hold.clone())
     }
 
+    /// Returns those of the holds that are still in the table.
+    pub(crate) fn get_all(&self, attempts: &[AttemptId]) -> Vec<Arc<Hold>> {
+        let mut table = self.table();
+        attempts.iter().filter_map(|attempt| table.entry(*attempt).map(|entry| entry.hold.clone())).collect()
+    }
+
     /// Schedules the keeper's next look at a hold: `at` after a failed renewal, otherwise when the next one is due.
     pub(crate) fn look_again(&self, hold: &Hold, at: Option<Moment>, now: Moment) {
         let mut table = self.table();
         let look = at.unwrap_or_else(|| hold.next_look(now)).min(hold.end());
         if table.reschedule(hold.claim.attempt, look) {
             self.wake_by(&mut table, look);
+        }
+    }
+
+    /// Schedules the keeper's next looks at holds that were renewed.
+    pub(crate) fn look_again_at(&self, looks: impl Iterator<Item = (AttemptId, Moment)>) {
+        let mut table = self.table();
+        for (attempt, look) in looks {
+            if table.reschedule(attempt, look) {
+                self.wake_by(&mut table, look);
+            }
         }
     }
 
@@ -275,20 +291,9 @@ impl Holds {
         let mut table = self.table();
         table.planned = None;
         let mut due = Vec::new();
-        while let Some(&(look, attempt)) = table.agenda.first().filter(|(look, _)| *look <= now) {
-            let Some(hold) = table.entry(attempt).map(|entry| entry.hold.clone()) else {
-                table.agenda.remove(&(look, attempt));
-                continue;
-            };
-            if hold.is_lost(now) {
-                table.agenda.remove(&(look, attempt));
-                due.push(Due::Lost(hold));
-            } else if hold.is_kept(now) {
-                table.reschedule(attempt, now.after(hold.reply_wait(now)).min(hold.end()));
-                let unanswered = hold.begin_renewal();
-                due.push(Due::Renewal(hold, unanswered));
-            } else {
-                table.reschedule(attempt, hold.end());
+        while let Some(attempts) = table.agenda.take_due(now) {
+            for attempt in attempts {
+                due.extend(table.look(attempt, now));
             }
         }
         // Drops the losses of attempts that never became holds. Without the bound the map grows while claims are in flight.
@@ -301,7 +306,7 @@ impl Holds {
     /// Returns when the keeper must look again. From now on a hold that is due earlier wakes it.
     pub(crate) fn plan(&self) -> Moment {
         let mut table = self.table();
-        let next = table.agenda.first().map_or(Moment::NEVER, |(look, _)| *look);
+        let next = table.agenda.next();
         table.planned = Some(next);
         next
     }
@@ -401,18 +406,42 @@ impl Table {
 
     fn remove(&mut self, attempt: AttemptId) -> Option<Arc<Hold>> {
         let found = self.entries.find_entry(attempt.bits(), |entry| entry.attempt() == attempt).ok()?;
-        let (Entry { hold, hash, look, .. }, _) = found.remove();
-        self.agenda.remove(&(look, attempt));
+        let (Entry { hold, hash, appointment, .. }, _) = found.remove();
+        self.cancel(appointment, attempt);
         self.disown(hash, attempt);
         Some(hold)
     }
 
+    /// Looks at a hold that is not in the agenda any more, and puts it there again unless it is lost.
+    fn look(&mut self, attempt: AttemptId, now: Moment) -> Option<Due> {
+        let Table { entries, agenda, .. } = self;
+        let entry = entries.find_mut(attempt.bits(), |entry| entry.attempt() == attempt)?;
+        let (again, due) = match entry.hold.look(now) {
+            Look::Lost => return Some(Due::Lost(entry.hold.clone())),
+            Look::AtEnd(end) => (end, None),
+            Look::Renewal { end, again, unanswered } => {
+                (again, Some(Due::Renewal { hold: entry.hold.clone(), end, unanswered }))
+            }
+        };
+        entry.appointment = agenda.add(again, attempt);
+        due
+    }
+
     fn reschedule(&mut self, attempt: AttemptId, look: Moment) -> bool {
-        let Some(entry) = self.entry(attempt) else { return false };
-        let before = std::mem::replace(&mut entry.look, look);
-        self.agenda.remove(&(before, attempt));
-        self.agenda.insert((look, attempt));
+        let Table { entries, agenda, .. } = self;
+        let Some(entry) = entries.find_mut(attempt.bits(), |entry| entry.attempt() == attempt) else { return false };
+        let before = std::mem::replace(&mut entry.appointment, agenda.add(look, attempt));
+        self.cancel(before, attempt);
         true
+    }
+
+    /// Takes a hold out of the agenda.
+    fn cancel(&mut self, appointment: Appointment, attempt: AttemptId) {
+        if let Some(moved) = self.agenda.remove(appointment, attempt)
+            && let Some(entry) = self.entry(moved)
+        {
+            entry.appointment = appointment;
+        }
     }
 }
 

@@ -214,12 +214,12 @@ impl Keeper {
         for due in work.due {
             match due {
                 Due::Lost(hold) => retire(&self.core, &hold),
-                Due::Renewal(hold, unanswered) => {
+                Due::Renewal { hold, end, unanswered } => {
                     if unanswered > 0 {
                         report_failure(&self.core, &hold, &Error::unknown("the renewal was not answered in time"));
                     }
                     let shard = self.core.backend.shard(hold.key());
-                    self.shards.renew(shard, hold.end(), hold.claim.attempt, unanswered);
+                    self.shards.renew(shard, end, hold.claim.attempt, unanswered);
                 }
             }
         }
@@ -249,7 +249,7 @@ impl Keeper {
 
     fn start_renewals(&mut self) {
         while let Some((attempts, slot)) = self.shards.next_batch() {
-            let batch: Vec<_> = attempts.into_iter().filter_map(|attempt| self.core.holds.get(attempt)).collect();
+            let batch = self.core.holds.get_all(&attempts);
             if !batch.is_empty() {
                 let (core, tracker) = (self.core.clone(), self.core.clock.tracker());
                 self.renewals.spawn(async move { tracker.run(pin!(renew(core, batch, slot))).await });
@@ -379,31 +379,37 @@ async fn renew(core: Arc<Core>, batch: Vec<Arc<Hold>>, slot: OwnedSemaphorePermi
             outcomes
         }
     };
-    let mut outcomes = outcomes.into_iter();
-    for hold in &batch {
+    apply_renewals(&core, &batch, outcomes);
+}
+
+/// Applies the outcomes of a renewal call.
+fn apply_renewals(core: &Core, batch: &[Arc<Hold>], outcomes: Vec<Result<Renewal>>) {
+    let (now, mut outcomes, mut renewed) = (core.clock.now(), outcomes.into_iter(), Vec::with_capacity(batch.len()));
+    for hold in batch {
         let missing = || Err(Error::new(ErrorKind::Backend, "the engine returned no outcome for this lock"));
-        apply_renewal(&core, hold, outcomes.next().unwrap_or_else(missing));
+        match outcomes.next().unwrap_or_else(missing) {
+            Ok(Renewal::Renewed(term)) => match hold.keeper_renewed(term, now) {
+                Some((margin, look)) => renewed.push((hold, margin, look)),
+                None => retire(core, hold),
+            },
+            Ok(Renewal::Lost(reason)) => {
+                hold.lose(reason, now);
+                retire(core, hold);
+            }
+            Err(error) => renewal_failed(core, hold, &error, now),
+        }
+    }
+    core.holds.look_again_at(renewed.iter().map(|(hold, _, look)| (hold.claim.attempt, *look)));
+    for (hold, margin, _) in renewed {
+        core.report_later(hold, EventKind::Renewed { margin });
     }
 }
 
-/// Applies the outcome of one hold's renewal.
-fn apply_renewal(core: &Core, hold: &Arc<Hold>, outcome: Result<Renewal>) {
-    let now = core.clock.now();
+fn renewal_failed(core: &Core, hold: &Arc<Hold>, error: &Error, now: Moment) {
     hold.answered();
-    match outcome {
-        Ok(Renewal::Renewed(term)) => {
-            let margin = hold.left(now);
-            if hold.renewed(term, now) {
-                core.holds.look_again(hold, None, now);
-                core.report_later(hold, EventKind::Renewed { margin });
-            }
-        }
-        Ok(Renewal::Lost(reason)) => hold.lose(reason, now),
-        Err(error) => {
-            let failures = report_failure(core, hold, &error);
-            core.holds.look_again(hold, Some(now.after(retry_pause(failures, hold.left(now)))), now);
-        }
-    }
+    let failures = report_failure(core, hold, error);
+    let pause = retry_pause(failures, hold.left(now));
+    core.holds.look_again(hold, Some(now.after_about(pause)), now);
     if hold.is_lost(now) {
         retire(core, hold);
     }

@@ -1,6 +1,7 @@
 //! Taking a lock, holding it and ending it, on any engine.
 
 pub(crate) mod acquire;
+mod agenda;
 mod attempt;
 pub(crate) mod family;
 pub(crate) mod history;

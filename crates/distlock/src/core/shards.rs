@@ -21,8 +21,10 @@ const RELEASES_AT_ONCE: usize = 64;
 pub(crate) struct Shards(BTreeMap<u64, Shard>);
 
 struct Shard {
-    /// Holds to renew, the nearest end first, each with its count of renewals without a reply.
-    ready: BTreeMap<(Moment, AttemptId), u32>,
+    /// Holds to renew.
+    ready: Vec<Ready>,
+    /// Whether they are in their order.
+    is_ordered: bool,
     renewal_slots: Arc<Semaphore>,
     releases: VecDeque<PendingRelease>,
     /// Repetitions of confirmed releases: they never delay a first release.
@@ -30,10 +32,19 @@ struct Shard {
     release_slots: Arc<Semaphore>,
 }
 
+/// A hold to renew.
+struct Ready {
+    end: Moment,
+    attempt: AttemptId,
+    /// Its renewals without a reply.
+    unanswered: u32,
+}
+
 impl Default for Shard {
     fn default() -> Self {
         Shard {
-            ready: BTreeMap::new(),
+            ready: Vec::new(),
+            is_ordered: true,
             renewal_slots: Arc::new(Semaphore::new(RENEWALS_AT_ONCE)),
             releases: VecDeque::new(),
             repetitions: VecDeque::new(),
@@ -51,13 +62,31 @@ impl Shard {
     }
 
     fn next_batch(&mut self) -> Option<(Vec<AttemptId>, OwnedSemaphorePermit)> {
-        let (_, &unanswered) = self.ready.first_key_value()?;
+        if self.ready.is_empty() {
+            return None;
+        }
+        // Also while no call can begin, so that holds that are added again and again take no room.
+        self.order();
         let slot = self.renewal_slots.clone().try_acquire_owned().ok()?;
         // Renewals without a reply are retried in smaller and smaller calls: a part of a server that hangs costs only its
         // own locks.
+        let unanswered = self.ready.last()?.unanswered;
         let size = (BATCH >> (2 * unanswered).min(8)).max(1);
-        let batch = std::iter::from_fn(|| self.ready.pop_first()).take(size);
-        Some((batch.map(|((_, attempt), _)| attempt).collect(), slot))
+        let batch = self.ready.drain(self.ready.len().saturating_sub(size)..);
+        Some((batch.rev().map(|ready| ready.attempt).collect(), slot))
+    }
+
+    /// Puts the nearest end last. A hold that was added again before its call began stands there once.
+    fn order(&mut self) {
+        if !std::mem::replace(&mut self.is_ordered, true) {
+            let order = |ready: &Ready| std::cmp::Reverse((ready.end, ready.attempt));
+            self.ready.sort_by_key(order);
+            self.ready.dedup_by(|again, first| {
+                let is_same = order(again) == order(first);
+                first.unanswered = if is_same { first.unanswered.max(again.unanswered) } else { first.unanswered };
+                is_same
+            });
+        }
     }
 
     fn next_release(&mut self) -> Option<(PendingRelease, OwnedSemaphorePermit)> {
@@ -76,7 +105,9 @@ impl Shard {
 impl Shards {
     /// Adds a hold that ends at `end`, with its count of renewals without a reply. Added twice, it is renewed once.
     pub(crate) fn renew(&mut self, shard: u64, end: Moment, attempt: AttemptId, unanswered: u32) {
-        self.0.entry(shard).or_default().ready.insert((end, attempt), unanswered);
+        let shard = self.0.entry(shard).or_default();
+        shard.ready.push(Ready { end, attempt, unanswered });
+        shard.is_ordered = false;
     }
 
     /// Adds a release.

@@ -49,6 +49,14 @@ impl Moment {
         Moment(self.0.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
     }
 
+    /// Returns a moment about `by` later, by up to a sixteenth of it earlier. Moments that are nearly the same become the same,
+    /// so that what is due at them is done together.
+    pub(crate) fn after_about(self, by: Duration) -> Moment {
+        let step =
+            u64::try_from(by.as_nanos()).map_or(0, |nanos| nanos.checked_ilog2().map_or(0, |bits| (1 << bits) / 16));
+        self.after(by).down_to(Duration::from_nanos(step))
+    }
+
     /// Returns the moment `by` earlier, at the earliest the clock's zero.
     #[must_use]
     pub fn before(self, by: Duration) -> Moment {
@@ -285,6 +293,19 @@ mod tests {
         assert_eq!(Moment::from_nanos(7).since(Moment::NEVER), Duration::ZERO);
         assert_eq!(Moment(1_007).down_to(Duration::from_nanos(10)), Moment(1_000));
         assert_eq!(Moment(7).down_to(Duration::ZERO), Moment(7));
+    }
+
+    #[test]
+    fn moments_that_are_nearly_the_same_become_one() {
+        let (now, second) = (Moment::from_nanos(1_000_000_000_007), Duration::from_secs(1));
+        let looks: std::collections::BTreeSet<_> =
+            (0..100).map(|ms| now.after_about(second + Duration::from_millis(ms))).collect();
+        assert!(looks.len() <= 4, "{looks:?}");
+        for by in [0, 1, 15, 16, 1_000, 1 << 30, u64::MAX].map(Duration::from_nanos) {
+            let (about, exact) = (now.after_about(by), now.after(by));
+            assert!(about <= exact && exact.since(about) <= by / 16, "{by:?}: {about:?}");
+        }
+        assert!(now.after_about(Duration::MAX) > now.after(second));
     }
 
     #[tokio::test]

@@ -98,10 +98,6 @@ impl AttemptId {
         AttemptId { high: (number >> 64) as u64, low: number as u64 }
     }
 
-    fn number(self) -> u128 {
-        u128::from(self.high) << 64 | u128::from(self.low)
-    }
-
     /// Returns a new random id, of bytes from the kernel that no other thread and no fork of this process uses.
     ///
     /// # Panics
@@ -125,8 +121,9 @@ impl AttemptId {
     /// Returns the 32 lower-case hex digits of the id, as it is printed.
     pub(crate) fn hex(self) -> [u8; 32] {
         let mut digits = [0; 32];
-        for (at, eight) in digits.chunks_exact_mut(8).enumerate() {
-            eight.copy_from_slice(&hex_digits((self.number() >> (96 - 32 * at)) as u32));
+        let quarters = [self.high >> 32, self.high, self.low >> 32, self.low];
+        for (eight, quarter) in digits.chunks_exact_mut(8).zip(quarters) {
+            eight.copy_from_slice(&hex_digits(quarter as u32));
         }
         digits
     }
@@ -220,7 +217,8 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!(a.to_string().parse::<AttemptId>().unwrap(), a);
         assert_eq!(AttemptId::new(1).to_string(), "00000000000000000000000000000001");
-        for id in [a.number(), b.number(), u128::MAX, 0x0123_4567_89ab_cdef_fedc_ba98_7654_3210] {
+        let number = |id: AttemptId| u128::from(id.high) << 64 | u128::from(id.low);
+        for id in [number(a), number(b), u128::MAX, 0x0123_4567_89ab_cdef_fedc_ba98_7654_3210] {
             assert_eq!(AttemptId::new(id).to_string(), format!("{id:032x}"));
             assert_eq!(format!("{id:032x}").parse::<AttemptId>().unwrap().number(), id);
         }

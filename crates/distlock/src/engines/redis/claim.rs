@@ -54,7 +54,7 @@ impl Client {
         if !is_first || !claim.mode().is_exclusive() {
             return None;
         }
-        let lock = LeanLock::new(&self.options.prefix, &claim.key, claim.attempt)?;
+        let lock = LeanLock::to_claim(&self.options.prefix, &claim.key, claim.attempt)?;
         let (connection, hears) = self.servers.at_once(lock.key(), |server| {
             let connection = server.main.now().filter(|connection| connection.claims_lean)?;
             let hears = server.hears_at(&connection, || lock.own_fence());

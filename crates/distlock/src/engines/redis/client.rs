@@ -116,6 +116,14 @@ impl Client {
         Names::new(&self.options.prefix, key)
     }
 
+    /// Returns a number for the server of a lock, as far as is known; 0 where there is only one.
+    pub(super) fn shard(&self, key: &Key) -> u64 {
+        match &*self.servers {
+            Servers::One(_) => 0,
+            servers @ Servers::Cluster(_) => self.names(key).map_or(0, |names| servers.shard(&names.lock)),
+        }
+    }
+
     /// Returns the channel for messages to this process; `-` where none come in.
     pub(super) fn wake_channel(&self, hears: bool) -> String {
         if hears { self.options.wake.to_string() } else { "-".into() }

@@ -77,7 +77,7 @@ impl Backend for Redis {
     }
 
     fn shard(&self, key: &Key) -> u64 {
-        self.attached().map_or(0, |client| client.names(key).map_or(0, |names| client.servers.shard(&names.lock)))
+        self.attached().map_or(0, |client| client.shard(key))
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {

@@ -62,7 +62,7 @@ impl Client {
         if !claim.mode().is_exclusive() || self.waiting.is_enlisted(claim.attempt) {
             return None;
         }
-        let lock = LeanLock::new(&self.options.prefix, &claim.key, claim.attempt)?;
+        let lock = LeanLock::to_release(&self.options.prefix, &claim.key, claim.attempt)?;
         if self.contention.is_recent(lock.key(), self.clock.now()) {
             return None;
         }

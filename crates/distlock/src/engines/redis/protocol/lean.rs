@@ -17,8 +17,10 @@ use crate::types::token::{AttemptId, FencingToken};
 
 /// The times in microseconds that have 16 digits, of the years 2001 to 2286: the scripts compare them as text.
 const TIMES: Range<u64> = 1_000_000_000_000_000..10_000_000_000_000_000;
-/// Room for what a request has beside the lock's name: two ids, and a record of ordinary length.
+/// Room for what a claim has beside the lock's name: two ids, and a record of ordinary length.
 const OTHER_BYTES: usize = 256;
+/// The length of an attempt and the space behind it.
+const ATTEMPT_BYTES: usize = 33;
 
 /// A claim or a release for a lean script: its keys and arguments, one behind the other.
 #[derive(Debug)]
@@ -58,10 +60,19 @@ pub(in crate::engines) struct LeanLock {
 }
 
 impl LeanLock {
-    /// Returns the lock of a request; `None` when no lock may have this name here.
-    pub(in crate::engines) fn new(prefix: &str, key: &Key, attempt: AttemptId) -> Option<LeanLock> {
+    /// Returns the lock of a claim; `None` when no lock may have this name here.
+    pub(in crate::engines) fn to_claim(prefix: &str, key: &Key, attempt: AttemptId) -> Option<LeanLock> {
+        LeanLock::new(prefix, key, attempt, prefix.len() + key.as_str().len() + OTHER_BYTES)
+    }
+
+    /// Returns the lock of a release, with less room.
+    pub(in crate::engines) fn to_release(prefix: &str, key: &Key, attempt: AttemptId) -> Option<LeanLock> {
+        LeanLock::new(prefix, key, attempt, ATTEMPT_BYTES)
+    }
+
+    fn new(prefix: &str, key: &Key, attempt: AttemptId, room: usize) -> Option<LeanLock> {
         let key = key.as_str();
-        let mut text = String::with_capacity(2 * (prefix.len() + key.len()) + OTHER_BYTES);
+        let mut text = String::with_capacity(prefix.len() + key.len() + room);
         text.push_str(prefix);
         text.push_str(key);
         names::may_be_lock(&text).then_some(LeanLock { text, attempt })
@@ -115,6 +126,7 @@ impl LeanRequest {
     /// waiters; `None` when no claim can have written that.
     pub(in crate::engines) fn lock_and_value(&mut self, written: &Written<'_>) -> Option<(&[u8], &[u8])> {
         self.text.truncate(self.attempt_end);
+        self.text.reserve(OTHER_BYTES);
         write_number(written.token.get(), &mut self.text);
         let is_fit = push_rest(&mut self.text, written.wake, written.record);
         is_fit.then(|| self.text.split_at(self.lock_end))
@@ -293,7 +305,7 @@ mod tests {
     }
 
     fn claim_of(record: &Record, key: &str, not_after_us: u64) -> Option<LeanRequest> {
-        let lock = LeanLock::new("app:", &Key::new(key).unwrap(), ATTEMPT.parse().unwrap())?;
+        let lock = LeanLock::to_claim("app:", &Key::new(key).unwrap(), ATTEMPT.parse().unwrap())?;
         lock.claim(LeanLease { not_after_us, ..LEASE }, None, record)
     }
 
@@ -314,7 +326,7 @@ mod tests {
         let words = args(&call(claims[..1].iter(), &Fences::OfLock, 7, true));
         assert_eq!((words[0].as_str(), words[1].as_str()), ("EVAL", LEAN_CLAIM.text));
         assert_eq!(words[2..6], ["3", "app:a", "{app:a}:q", "{app:a}:f"]);
-        let release = || LeanLock::new("", &Key::new("a").unwrap(), ATTEMPT.parse().unwrap()).unwrap().release();
+        let release = || LeanLock::to_release("", &Key::new("a").unwrap(), ATTEMPT.parse().unwrap()).unwrap().release();
         let words = args(&call([release(), release()].iter(), &Fences::OfLock, 8, false));
         assert_eq!(words[2..], ["2", "a", "a", "8", attempt, attempt]);
     }
@@ -323,11 +335,11 @@ mod tests {
     fn the_value_that_a_release_knows_is_the_one_that_its_claim_wrote() {
         let (label, token) = (Some("\"eod\" {}".to_owned()), 1_763_000_000_000_000);
         for (record, wake) in [(record(None), None), (record(label), Some(AttemptId::random()))] {
-            let lock = || LeanLock::new("app:", &Key::new("b{t}").unwrap(), ATTEMPT.parse().unwrap()).unwrap();
-            let claim = lock().claim(LEASE, wake, &record).unwrap();
+            let (key, attempt) = (Key::new("b{t}").unwrap(), ATTEMPT.parse().unwrap());
+            let claim = LeanLock::to_claim("app:", &key, attempt).unwrap().claim(LEASE, wake, &record).unwrap();
             // As the script puts it together.
             let stored = [claim.attempt(), token.to_string().as_bytes(), claim.value_rest()].concat();
-            let mut release = lock().release();
+            let mut release = LeanLock::to_release("app:", &key, attempt).unwrap().release();
             let written = Written { token: FencingToken::new(token), wake, record: &record };
             for _ in 0..2 {
                 assert_eq!(release.lock_and_value(&written), Some((&b"app:b{t}"[..], stored.as_slice())));

@@ -1,6 +1,6 @@
 //! Renewals in few calls: what concurrent requests ask for shares a call.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::engines::redis::wire::servers::{Moving, Servers};
 use crate::types::clock::Clock;
 use crate::types::error::{Error, Result};
 use crate::types::event::LossReason;
+use crate::types::token::AttemptId;
 
 /// How many locks one call renews: a fraction of a millisecond of the server's time.
 const MOST: usize = 192;
@@ -33,20 +34,22 @@ const RENEWAL_CONNECT_WAIT: Duration = Duration::from_millis(400);
 pub(in crate::engines) struct Renewals {
     servers: Arc<Servers>,
     clock: Clock,
-    queue: mpsc::UnboundedSender<QueuedRenewal>,
+    queue: mpsc::UnboundedSender<QueuedCall>,
     task: JoinHandle<()>,
 }
 
-/// One renewal that waits for the next call.
-struct QueuedRenewal {
-    item: Item,
-    reply: oneshot::Sender<Result<Renewal>>,
+/// Leases that wait for the next call, all of one kind.
+struct QueuedCall {
+    items: Vec<Item>,
+    /// The outcomes of the first items, as far as they are known.
+    renewals: Vec<Result<Renewal>>,
+    reply: oneshot::Sender<Vec<Result<Renewal>>>,
 }
 
 /// What is sent of a lease.
 pub(in crate::engines) struct Item {
     names: Names,
-    attempt: String,
+    attempt: AttemptId,
     ttl: Duration,
     lease: Duration,
     /// Whether others may hold the lock too: such a hold is renewed by another script.
@@ -57,7 +60,14 @@ impl Item {
     pub(in crate::engines) fn new(names: Names, lease: &Lease) -> Item {
         let claim = &lease.claim;
         let is_shared = !claim.mode().is_exclusive();
-        Item { names, attempt: claim.attempt.to_string(), ttl: claim.ttl, lease: claim.lease(), is_shared }
+        Item { names, attempt: claim.attempt, ttl: claim.ttl, lease: claim.lease(), is_shared }
+    }
+}
+
+impl QueuedCall {
+    /// Returns the items whose outcome is not known yet.
+    fn rest(&self) -> &[Item] {
+        &self.items[self.renewals.len()..]
     }
 }
 
@@ -78,20 +88,25 @@ impl Renewals {
         }
     }
 
-    /// Has the items renewed by the next call. The caller only waits for replies: a caller that is not polled delays no
+    /// Has the items renewed by the next calls. The caller only waits for replies: a caller that is not polled delays no
     /// other renewal.
     async fn renew_with_others(&self, items: Vec<Item>) -> Vec<Result<Renewal>> {
-        let enqueue = |item| {
-            let (reply, replied) = oneshot::channel();
-            let _ = self.queue.send(QueuedRenewal { item, reply });
-            replied
-        };
-        let replies: Vec<_> = items.into_iter().map(enqueue).collect();
-        let mut renewals = Vec::with_capacity(replies.len());
-        for reply in replies {
-            renewals.push(reply.await.unwrap_or_else(|_| Err(Error::closed())));
+        let are_shared: Vec<bool> = items.iter().map(|item| item.is_shared).collect();
+        let (shared, exclusive) = items.into_iter().partition(|item| item.is_shared);
+        let (shared, exclusive) = (self.enqueue(shared), self.enqueue(exclusive));
+        let mut exclusive = exclusive.await.unwrap_or_default().into_iter();
+        let mut shared = shared.await.unwrap_or_default().into_iter();
+        let next = |is_shared| if is_shared { shared.next() } else { exclusive.next() };
+        are_shared.into_iter().map(next).map(|renewal| renewal.unwrap_or_else(|| Err(Error::closed()))).collect()
+    }
+
+    /// Queues items of one kind. Their outcomes come all at once, in their order.
+    fn enqueue(&self, items: Vec<Item>) -> oneshot::Receiver<Vec<Result<Renewal>>> {
+        let (reply, replied) = oneshot::channel();
+        if !items.is_empty() {
+            let _ = self.queue.send(QueuedCall { renewals: Vec::with_capacity(items.len()), items, reply });
         }
-        renewals
+        replied
     }
 }
 
@@ -102,31 +117,42 @@ impl Drop for Renewals {
 }
 
 /// Sends what is queued, one call after the other: the server works on one at a time.
-async fn run(servers: Arc<Servers>, clock: Clock, mut queue: mpsc::UnboundedReceiver<QueuedRenewal>) {
+async fn run(servers: Arc<Servers>, clock: Clock, mut queue: mpsc::UnboundedReceiver<QueuedCall>) {
     let mut last = clock.now();
     while let Some(first) = queue.recv().await {
         let mut queued = vec![first];
         take_all(&mut queue, &mut queued);
         // A renewal after a pause is sent at once; frequent ones collect.
-        let shortest = queued.iter().map(|renewal| renewal.item.ttl).min().unwrap_or_default();
+        let shortest = queued.iter().flat_map(|call| &call.items).map(|item| item.ttl).min().unwrap_or_default();
         clock.sleep_until(last.after(SPACING.min(shortest / SPACING_PART))).await;
         take_all(&mut queue, &mut queued);
-        let (shared, exclusive): (Vec<_>, Vec<_>) = queued.into_iter().partition(|renewal| renewal.item.is_shared);
-        for mut rest in [exclusive, shared] {
-            while !rest.is_empty() {
-                let call: Vec<QueuedRenewal> = rest.drain(..rest.len().min(MOST)).collect();
-                // A renewal whose caller has gone does no harm.
-                let items: Vec<&Item> = call.iter().map(|renewal| &renewal.item).collect();
-                let renewals = renew(&servers, &clock, &items).await;
-                // At once: the next call may be late.
-                call.into_iter().zip(renewals).for_each(|(queued, renewal)| drop(queued.reply.send(renewal)));
-            }
+        let is_shared = |call: &QueuedCall| call.items.first().is_some_and(|item| item.is_shared);
+        let (shared, exclusive) = queued.into_iter().partition(is_shared);
+        for mut calls in [exclusive, shared] {
+            send(&servers, &clock, &mut calls).await;
         }
         last = clock.now();
     }
 }
 
-fn take_all(queue: &mut mpsc::UnboundedReceiver<QueuedRenewal>, queued: &mut Vec<QueuedRenewal>) {
+/// Renews what is queued. A queued call whose caller has gone does no harm.
+async fn send(servers: &Servers, clock: &Clock, calls: &mut VecDeque<QueuedCall>) {
+    while !calls.is_empty() {
+        let items: Vec<&Item> = calls.iter().flat_map(QueuedCall::rest).take(MOST).collect();
+        for renewal in renew(servers, clock, &items).await {
+            let Some(call) = calls.front_mut() else { return };
+            call.renewals.push(renewal);
+            // At once: the next call may be late.
+            if call.renewals.len() == call.items.len()
+                && let Some(QueuedCall { renewals, reply, .. }) = calls.pop_front()
+            {
+                let _ = reply.send(renewals);
+            }
+        }
+    }
+}
+
+fn take_all(queue: &mut mpsc::UnboundedReceiver<QueuedCall>, queued: &mut Vec<QueuedCall>) {
     while let Ok(more) = queue.try_recv() {
         queued.push(more);
     }
@@ -182,31 +208,61 @@ async fn renew_over(connection: &Connection, clock: &Clock, items: &[&Item], is_
     // All items of a call are of one kind.
     let is_shared = items.first().is_some_and(|item| item.is_shared);
     let start = clock.now();
+    let common = items.iter().all(|item| item.lease == items[0].lease).then(|| millis(items[0].lease));
     let fill = |command: &mut redis::Cmd, nonce: u64| {
         command.arg(if is_shared { items.len() * 3 } else { items.len() });
-        items.iter().for_each(|item| {
+        for item in items {
             command.arg(&item.names.lock);
             if is_shared {
                 command.arg(item.names.holders()).arg(item.names.leases());
             }
-        });
+        }
         command.arg(nonce);
-        items.iter().for_each(|item| {
-            command.arg(&item.attempt).arg(millis(item.lease));
-        });
+        match common {
+            Some(lease_ms) => command.arg(lease_ms),
+            None => command.arg(""),
+        };
+        for item in items {
+            command.arg(item.attempt.hex().as_slice());
+        }
+        for item in items.iter().filter(|_| common.is_none()) {
+            command.arg(millis(item.lease));
+        }
     };
     let script = if is_shared { &RENEW_GROUP } else { &RENEW };
     let mut reply = match is_asking {
         true => connection.run_asking(script, fill).await?,
         false => connection.run(script, fill).await?,
     };
-    let renewals = items
-        .iter()
-        .map(|item| match reply.int()? {
-            1 => Ok(Renewal::Renewed(Some(Term { start, ttl: item.ttl }))),
-            0 => Ok(Renewal::Lost(LossReason::Revoked)),
-            _ => Err(garbled()),
-        })
-        .collect::<Result<_>>()?;
-    if reply.is_empty() { Ok(renewals) } else { Err(garbled()) }
+    let gone = read_gone(&reply.word()?, items.len()).filter(|_| reply.is_empty()).ok_or_else(garbled)?;
+    let renewal = |(item, is_gone): (&&Item, bool)| match is_gone {
+        true => Renewal::Lost(LossReason::Revoked),
+        false => Renewal::Renewed(Some(Term { start, ttl: item.ttl })),
+    };
+    Ok(items.iter().zip(gone).map(renewal).collect())
+}
+
+/// Parses which of `count` locks are gone: their numbers, from 1 on, rise. Returns `None` for any other text.
+fn read_gone(text: &str, count: usize) -> Option<Vec<bool>> {
+    let (mut gone, mut last) = (vec![false; count], 0);
+    for number in text.split(' ').skip(1) {
+        let number = number.parse().ok().filter(|number| (last + 1..=count).contains(number))?;
+        (gone[number - 1], last) = (true, number);
+    }
+    (text.is_empty() || text.starts_with(' ')).then_some(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_lists_the_locks_that_are_gone() {
+        assert_eq!(read_gone("", 2), Some(vec![false, false]));
+        assert_eq!(read_gone(" 2 3", 3), Some(vec![false, true, true]));
+        assert_eq!(read_gone(" 1", 1), Some(vec![true]));
+        for wrong in ["1", " ", " 0", " 4", " 2 2", " 3 1", " 1 ", "  1", " x", "x 1"] {
+            assert_eq!(read_gone(wrong, 3), None, "{wrong:?}");
+        }
+    }
 }
