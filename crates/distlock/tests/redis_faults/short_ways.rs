@@ -151,6 +151,9 @@ impl Side {
         if let Some(error) = reply.error() {
             return vec![format!("{FAILED}{error}")];
         }
+        if let Reply::Bulk(_) = &reply {
+            return vec![of_text(&reply.to_string())];
+        }
         reply.array()[skipped..].iter().map(outcome).collect()
     }
 
@@ -249,6 +252,18 @@ fn outcome(reply: &Reply) -> String {
         Reply::Array(parts) if parts[0].to_string() == "granted" => "granted".into(),
         Reply::Array(parts) => parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
         other => other.to_string(),
+    }
+}
+
+/// Returns the outcome in a reply to one request that is a text: `nonce now_us pttl_ms place value`, or `nonce 2`.
+fn of_text(reply: &str) -> String {
+    let words: Vec<&str> = reply.splitn(5, ' ').collect();
+    match words[..] {
+        ["7", "2"] => "released ".into(),
+        ["7", now, left, place, value] if now.len() == 16 && left.parse::<u64>().is_ok() => {
+            without_times(&format!("busy first {} {value} string", place == "0"))
+        }
+        _ => panic!("{reply}: no outcome of a short way"),
     }
 }
 

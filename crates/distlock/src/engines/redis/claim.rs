@@ -8,7 +8,7 @@ use crate::contract::{Claim, Claimed, Grant, Term};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
 use crate::engines::redis::protocol::lean::{LeanLease, LeanLock, LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::Names;
-use crate::engines::redis::protocol::outcome::{read_busy, read_slot, refusal};
+use crate::engines::redis::protocol::outcome::{read_busy, read_queued, read_slot, refusal};
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::protocol::time::{heartbeat, millis};
 use crate::engines::redis::release::MOST_CALLS;
@@ -16,16 +16,19 @@ use crate::engines::redis::state::sending::Sending;
 use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::server_connections::ServerConnections;
-use crate::engines::redis::wire::servers::Moving;
+use crate::engines::redis::wire::servers::{Moving, Servers};
 use crate::engines::shared::mode_text::{mode_of, mode_text};
-use crate::engines::shared::record_text::write_record;
+use crate::engines::shared::record_text::append_record;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
+use crate::types::record_json::write_number;
 use crate::types::token::FencingToken;
 
 /// Room for the arguments of a claim beside its record.
 const CLAIM_ARGS: usize = 5;
 const CLAIM_BYTES: usize = 96;
+/// Room for a record of ordinary length.
+const RECORD_BYTES: usize = 192;
 
 /// A claim on its way to the lean script.
 struct LeanClaim {
@@ -86,9 +89,10 @@ impl Client {
     }
 
     /// Claims by the full script.
-    async fn claim_fully(&self, claim: &Claim) -> Result<Claimed> {
+    pub(super) async fn claim_fully(&self, claim: &Claim) -> Result<Claimed> {
         let outcome = match self.try_claim(claim).await {
-            Ok((claimed, server)) => self.confirm(&server, claimed, claim).await,
+            Ok((claimed, server)) if server.replicas.is_some() => Box::pin(self.confirm(&server, claimed, claim)).await,
+            Ok((claimed, _)) => Ok(claimed),
             Err(error) => Err(error),
         };
         if !matches!(outcome, Ok(Claimed::Busy(_))) {
@@ -96,7 +100,7 @@ impl Client {
         }
         // A right that is missing in the middle of a script leaves behind what the script did before.
         if claim.queue && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Auth) {
-            drop(self.end(claim).await);
+            drop(Box::pin(self.end(claim)).await);
         }
         outcome
     }
@@ -104,12 +108,17 @@ impl Client {
     /// Claims the lock. Replicas need not have the grant yet.
     pub(super) async fn try_claim(&self, claim: &Claim) -> Result<(Claimed, Arc<ServerConnections>)> {
         self.note_leases([claim]);
-        let names = &self.names(&claim.key)?;
+        let names = self.names(&claim.key)?;
+        if let Servers::One(server) = &*self.servers {
+            return Ok((self.claim_from(server, &names, claim).await?, server.clone()));
+        }
+        let names = &names;
         let request = |server: Arc<ServerConnections>, _| async move {
             let claimed = self.claim_from(&server, names, claim).await?;
             Ok((claimed, server))
         };
-        self.servers.routed(&names.lock, Moving::Wait, request).await
+        // Boxed: the future of a claim from one server stays small.
+        Box::pin(self.servers.routed(&names.lock, Moving::Wait, request)).await
     }
 
     async fn claim_from(&self, server: &ServerConnections, names: &Names, claim: &Claim) -> Result<Claimed> {
@@ -117,11 +126,17 @@ impl Client {
         let hears = server.hears(&connection, names);
         let claimed = self.claim_over(&connection, names, claim, hears).await?;
         // A claim that is granted at once needs no subscription.
-        let must_wait = claim.queue && matches!(claimed, Claimed::Busy(_));
-        match must_wait && !hears && server.begin_to_hear(names).await {
-            true => self.claim_over(&connection, names, claim, true).await,
-            false => Ok(claimed),
+        if hears || !claim.queue || !matches!(claimed, Claimed::Busy(_)) {
+            return Ok(claimed);
         }
+        // Boxed: most claims hear.
+        Box::pin(async move {
+            match server.begin_to_hear(names).await {
+                true => self.claim_over(&connection, names, claim, true).await,
+                false => Ok(claimed),
+            }
+        })
+        .await
     }
 
     async fn claim_over(&self, connection: &Connection, names: &Names, claim: &Claim, hears: bool) -> Result<Claimed> {
@@ -145,15 +160,25 @@ impl Client {
             self.waiting.enlist(claim.attempt);
         }
         let sent = self.clock.now();
-        let request = self.send_claim(connection, names, claim, sent, hears);
-        let reply = self.follow(std::slice::from_ref(claim), connection, request).await?;
-        let RequestReply::Full { server_us, outcome } = reply else { return Err(garbled()) };
+        let request = self.full_claim(connection, names, claim, sent, hears)?;
+        let sending = Sending::new(&self.late_claims, std::slice::from_ref(claim), sent, connection.id);
+        let reply = connection.request(CallKind::Claim, request).await;
+        sending.ended(&reply);
+        let RequestReply::Full { server_us, outcome } = reply? else { return Err(garbled()) };
         connection.saw_clock(sent, server_us);
         let granted = |token, slot| {
             let (token, term) = (FencingToken::new(token), Term { start: sent, ttl: claim.ttl });
             Ok(Some(Claimed::Granted(Grant { token, term: Some(term), slot })))
         };
+        let is_busy = || {
+            self.contention.note(&names.lock, sent);
+            self.waiting.answered(claim.attempt, sent, server_us);
+        };
         let mut reply = match outcome {
+            Value::BulkString(text) => {
+                is_busy();
+                return read_queued(&text, claim, hears, server_us).map(|busy| Some(Claimed::Busy(busy)));
+            }
             Value::Int(token) => return granted(u64::try_from(token).map_err(|_| garbled())?, None),
             Value::Array(parts) => Reply::of(parts),
             _ => return Err(garbled()),
@@ -165,8 +190,7 @@ impl Client {
                 granted(token, slot)
             }
             "busy" => {
-                self.contention.note(&names.lock, sent);
-                self.waiting.answered(claim.attempt, sent, server_us);
+                is_busy();
                 read_busy(reply, claim, hears, server_us).map(|busy| Some(Claimed::Busy(busy)))
             }
             "more" => Ok(None),
@@ -175,26 +199,26 @@ impl Client {
         }
     }
 
-    async fn send_claim(
+    /// Returns a claim for the full script, to be sent at `sent`.
+    fn full_claim(
         &self,
         connection: &Connection,
         names: &Names,
         claim: &Claim,
         sent: Moment,
         hears: bool,
-    ) -> Result<RequestReply> {
-        let record = write_record(&claim.record)?;
-        let heartbeat = if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 };
-        let flags = format!("{} {heartbeat} {}", mode_text(&claim.record), millis(claim.delay));
-        let mut args = redis::Cmd::with_capacity(CLAIM_ARGS, record.len() + CLAIM_BYTES);
-        args.arg(claim.attempt.to_string())
+    ) -> Result<Request> {
+        let mut record = Vec::with_capacity(RECORD_BYTES);
+        append_record(&claim.record, &mut record)?;
+        let bytes = record.len() + CLAIM_BYTES;
+        let mut args = redis::Cmd::with_capacity(CLAIM_ARGS, bytes);
+        args.arg(&claim.attempt.hex()[..])
             .arg(millis(claim.lease()))
             .arg(connection.not_after(sent))
-            .arg(flags)
+            .arg(flags(claim))
             .arg(record);
         let common = Some(self.wake_channel(hears));
-        let request = FullRequest { names: names.clone(), common, args };
-        connection.request(CallKind::Claim, Request::Full(Box::new(request))).await
+        Ok(Request::Full(Box::new(FullRequest { names: names.clone(), common, args, bytes })))
     }
 
     /// Returns `claimed`; a grant only when enough replicas have it, otherwise it is given back.
@@ -206,4 +230,15 @@ impl Client {
         }
         Ok(claimed)
     }
+}
+
+/// Returns the mode, the heartbeat and the delay of a claim, as the script reads them.
+fn flags(claim: &Claim) -> Vec<u8> {
+    let mut flags = mode_text(&claim.record).into_bytes();
+    let heartbeat = if claim.queue { millis(heartbeat(claim.ttl)) } else { 0 };
+    for number in [heartbeat, millis(claim.delay)] {
+        flags.push(b' ');
+        write_number(number, &mut flags);
+    }
+    flags
 }

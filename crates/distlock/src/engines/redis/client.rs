@@ -21,7 +21,7 @@ use crate::engines::shared::contention::Contention;
 use crate::engines::shared::late_claims::LateClaims;
 use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Clock;
-use crate::types::error::{Error, Result};
+use crate::types::error::Result;
 use crate::types::key::Key;
 
 /// How long a request waits for a connection that is being opened again.
@@ -156,9 +156,7 @@ impl Client {
     ) -> Result<T> {
         let sending = Sending::new(&self.late_claims, claims, self.clock.now(), over.id);
         let outcome = request.await;
-        if !outcome.as_ref().is_err_and(Error::may_be_applied) {
-            sending.answered();
-        }
+        sending.ended(&outcome);
         outcome
     }
 }
@@ -185,8 +183,12 @@ mod tests {
         let owner = OwnerId::new("req-7").unwrap();
         let record = Arc::new(Record::new(owner, Process::current(), None, SystemTime::now()));
         let claim = Claim::new(Key::new("a").unwrap(), Duration::from_secs(10), true, record);
-        let sizes = [size_of_val(&engine.client().claim(&claim)), size_of_val(&engine.client().release(&claim))];
+        let client = engine.client();
+        let sizes = [size_of_val(&client.claim(&claim)), size_of_val(&client.release(&claim))];
         // With room for what the core puts around them.
         assert!(sizes.iter().all(|size| *size <= CACHED - 128), "{sizes:?}: something large is not boxed");
+        let (claim_fully, release_fully) = (client.claim_fully(&claim), client.release_fully(&claim));
+        let sizes = [size_of_val(&claim_fully), size_of_val(&release_fully), size_of_val(&client.wait(&claim))];
+        assert!(sizes.iter().all(|size| *size <= CACHED), "{sizes:?}: under contention something large is not boxed");
     }
 }

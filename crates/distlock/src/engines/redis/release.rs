@@ -9,6 +9,7 @@ use crate::contract::{Claim, Release};
 use crate::engines::redis::client::{CONNECT_WAIT, Client};
 use crate::engines::redis::protocol::lean::{LeanLock, LeanOutcome, LeanRequest, Written};
 use crate::engines::redis::protocol::names::Names;
+use crate::engines::redis::protocol::outcome::HANDED_OVER;
 use crate::engines::redis::protocol::script::{Reply, garbled};
 use crate::engines::redis::wire::calls::{CallKind, FullRequest, Request, RequestReply};
 use crate::engines::redis::wire::connection::Connection;
@@ -20,8 +21,6 @@ use crate::types::token::AttemptId;
 pub(super) const MOST_CALLS: u32 = 64;
 /// What the server says when it found only dead waiters and has more to look at.
 const MORE: &str = "more";
-/// The reply to a release that handed the lock over.
-const HANDED_OVER: i64 = 2;
 
 /// A release on its way to the lean script, or to the native command that does the same.
 struct LeanRelease<'a> {
@@ -79,7 +78,7 @@ impl Client {
     }
 
     /// Releases by the full script.
-    async fn release_fully(&self, claim: &Claim) -> Result<Release> {
+    pub(super) async fn release_fully(&self, claim: &Claim) -> Result<Release> {
         let (outcome, over) = self.end(claim).await?;
         self.forget_late(claim.attempt, over);
         Ok(outcome)
@@ -131,7 +130,8 @@ async fn release(servers: &Servers, names: &Names, attempt: AttemptId) -> Result
         if !is_more {
             break;
         }
-        let Ok((again, is_still)) = release_once(servers, names, attempt).await else { break };
+        // Boxed: this is rare, and the future of a release stays small.
+        let Ok((again, is_still)) = Box::pin(release_once(servers, names, attempt)).await else { break };
         (next, is_more) = (again.next, is_still);
     }
     Ok(Released { next, ..released })
@@ -145,9 +145,10 @@ async fn release_once(servers: &Servers, names: &Names, attempt: AttemptId) -> R
             // Learning the hash slots anew would take longer than the keeper waits for a release.
             Err(error) => return Ok(Err(error)),
         };
-        let mut args = redis::Cmd::with_capacity(1, 32);
-        args.arg(attempt.to_string());
-        let request = FullRequest { names: names.clone(), common: None, args };
+        let attempt = attempt.hex();
+        let mut args = redis::Cmd::with_capacity(1, attempt.len());
+        args.arg(&attempt[..]);
+        let request = FullRequest { names: names.clone(), common: None, args, bytes: attempt.len() };
         match connection.request(CallKind::Release, Request::Full(Box::new(request))).await? {
             RequestReply::Full { outcome, .. } => Ok(read(outcome, connection.id)),
             RequestReply::Lean(_) => Ok(Err(garbled())),

@@ -6,7 +6,8 @@ use crate::engines::redis::client::Client;
 impl Client {
     pub(super) async fn wait(&self, claim: &Claim) -> Wake {
         if !self.waiting.is_enlisted(claim.attempt) {
-            return self.wait_after_failure(claim).await;
+            // Boxed: this is rare, and its future is large.
+            return Box::pin(self.wait_after_failure(claim)).await;
         }
         match self.waiting.notified(claim.attempt).await {
             Some(grant) if self.is_confirmed(claim).await => {
@@ -40,9 +41,11 @@ impl Client {
 
     /// Returns whether a grant that came as a message counts.
     async fn is_confirmed(&self, claim: &Claim) -> bool {
-        if self.options.wait_replicas == 0 {
-            return true;
-        }
+        // Boxed: most engines do not wait for replicas.
+        self.options.wait_replicas == 0 || Box::pin(self.replicas_have(claim)).await
+    }
+
+    async fn replicas_have(&self, claim: &Claim) -> bool {
         let Ok(names) = self.names(&claim.key) else { return false };
         match self.servers.server_of(&names.lock).await {
             Ok(server) => match &server.replicas {

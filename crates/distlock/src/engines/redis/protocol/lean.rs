@@ -8,7 +8,7 @@ use std::ops::Range;
 use redis::{Cmd, Value};
 
 use crate::engines::redis::protocol::names::{self, Fences};
-use crate::engines::redis::protocol::script::{LEAN_CLAIM, LEAN_RELEASE};
+use crate::engines::redis::protocol::script::{Dialect, LEAN_CLAIM, LEAN_RELEASE};
 use crate::engines::shared::record_text::append_record;
 use crate::types::key::Key;
 use crate::types::owner::Record;
@@ -173,7 +173,7 @@ pub(in crate::engines) fn call<'a>(
         requests.clone().fold((0, 0), |(count, bytes), request| (count + 1, bytes + request.text.len()));
     let script = if first.lease.is_some() { &LEAN_CLAIM } else { &LEAN_RELEASE };
     let mut command = Cmd::with_capacity(4 * count + 8, bytes + OTHER_BYTES);
-    script.begin(&mut command, by_text);
+    script.begin(&mut command, Dialect::Plain, by_text);
     let all = |command: &mut Cmd, part: fn(&'a LeanRequest) -> &'a [u8]| {
         for request in requests.clone() {
             command.arg(part(request));

@@ -49,7 +49,9 @@ impl Fences {
 impl Names {
     /// The lock's key is its name behind the prefix and nothing else: that is where other libraries look, too.
     pub(in crate::engines) fn new(prefix: &str, key: &Key) -> Result<Names> {
-        let lock = format!("{prefix}{key}");
+        let mut lock = String::with_capacity(prefix.len() + key.as_str().len());
+        lock.push_str(prefix);
+        lock.push_str(key.as_str());
         if !may_be_lock(&lock) {
             return Err(Error::invalid(
                 "key",

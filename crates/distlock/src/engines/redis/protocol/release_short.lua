@@ -1,4 +1,4 @@
--- The short way of releases: of locks without waiters, and of those whose first waiter lives and waits for an exclusive lock. KEYS, ARGV, reply: those of release.lua, which follows.
+-- The short way of releases: of locks without waiters, and of those whose first waiter lives and waits for an exclusive lock. KEYS, ARGV, reply: those of release.lua, which follows; to one release alone, if it hands over, a text.
 -- It defines no function, since the server would make each anew at every call, and converts no number. The first release of the call that
 -- is not so simple ends it: release.lua carries out that one, whose lock begins with `known`, and those behind it. A lock that was
 -- set for a waiter here it hands over anew: to that waiter, or to the next if that one does not hear.
@@ -75,6 +75,10 @@ for i = 1, #KEYS / 6 do
       if type(call('HDEL', waiters, id)) ~= 'number' then
         break
       end
+    end
+    if not made then
+      -- Of one release as one text, which costs less than a table does.
+      return ARGV[1] .. ' 2'
     end
     reply[i + 1] = 2
   end

@@ -92,20 +92,20 @@ impl Script {
 
     /// Returns the call by hash; a server that does not know it is given the text next.
     pub(in crate::engines) fn by_hash(&self, dialect: Dialect) -> Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.assembled(dialect).sha);
+        let mut command = Cmd::new();
+        self.begin(&mut command, dialect, false);
         command
     }
 
     pub(in crate::engines) fn by_text(&self, dialect: Dialect) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(&self.assembled(dialect).text);
+        let mut command = Cmd::new();
+        self.begin(&mut command, dialect, true);
         command
     }
 
-    /// Begins the call of a script that is the same on every server: by its text, or by its hash.
-    pub(in crate::engines) fn begin(&self, command: &mut Cmd, by_text: bool) {
-        let assembled = self.assembled(Dialect::Plain);
+    /// Begins the call of the script in an empty command: by its text, or by its hash.
+    pub(in crate::engines) fn begin(&self, command: &mut Cmd, dialect: Dialect, by_text: bool) {
+        let assembled = self.assembled(dialect);
         match by_text {
             true => command.arg("EVAL").arg(&assembled.text),
             false => command.arg("EVALSHA").arg(&assembled.sha),

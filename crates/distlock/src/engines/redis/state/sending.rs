@@ -6,6 +6,7 @@ use crate::contract::Claim;
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::shared::late_claims::LateClaims;
 use crate::types::clock::Moment;
+use crate::types::error::{Error, Result};
 
 /// How long after it was sent a claim may be carried out. The server refuses a claim that is older than the first
 /// timeout. The second covers the error of that check: what is known of the server's clock is as old as a reply.
@@ -29,6 +30,13 @@ impl<'a> Sending<'a> {
     /// The server replied, or certainly did not carry them out.
     pub(in crate::engines) fn answered(mut self) {
         self.is_answered = true;
+    }
+
+    /// The request has this outcome.
+    pub(in crate::engines) fn ended<T>(self, outcome: &Result<T>) {
+        if !outcome.as_ref().is_err_and(Error::may_be_applied) {
+            self.answered();
+        }
     }
 }
 

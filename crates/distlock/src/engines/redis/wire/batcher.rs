@@ -19,6 +19,12 @@ use crate::types::sync::{Mutex, MutexGuard};
 const MOST: usize = 32;
 /// How many calls of a kind are in flight.
 const MOST_IN_FLIGHT: usize = 8;
+/// Room in a call for the script's hash and what else its requests have in common, and for what each of them has beside its
+/// arguments and the names of its keys.
+const CALL_ARGS: usize = 8;
+const CALL_BYTES: usize = 128;
+const REQUEST_ARGS: usize = 5;
+const REQUEST_BYTES: usize = 48;
 
 /// What a request asks for. Each kind has calls of its own: releases never wait behind claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +61,8 @@ pub(in crate::engines) struct FullRequest {
     pub(in crate::engines) common: Option<String>,
     /// Its own arguments.
     pub(in crate::engines) args: Cmd,
+    /// About how many bytes they have.
+    pub(in crate::engines) bytes: usize,
 }
 
 impl Request {
@@ -272,6 +280,16 @@ impl Drop for Single<'_> {
             sender.wake();
         }
     }
+}
+
+/// Returns an empty command with room for the call of `requests`.
+pub(super) fn with_room<'a>(requests: impl Iterator<Item = &'a FullRequest>) -> Cmd {
+    let (args, bytes) = requests.fold((CALL_ARGS, CALL_BYTES), |(args, bytes), request| {
+        let (of_keys, common) =
+            (request.names.lock.len() * Names::KEYS, request.common.as_ref().map_or(0, String::len));
+        (args + Names::KEYS + REQUEST_ARGS, bytes + of_keys + common + REQUEST_BYTES + request.bytes)
+    });
+    Cmd::with_capacity(args, bytes)
 }
 
 /// Adds the keys of all requests, then `nonce` and what they have in common, then the arguments of each.

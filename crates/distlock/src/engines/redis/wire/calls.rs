@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use redis::{Cmd, Value};
 
 use crate::engines::redis::protocol::lean::{self, LeanOutcome, LeanReply, LeanRequest, Written};
+use crate::engines::redis::protocol::outcome::read_short;
 use crate::engines::redis::protocol::script::{CLAIM, Dialect, RELEASE, Reply, garbled, nonce};
 use crate::engines::redis::wire::batcher::{self, Entry, HandOver, Path};
 pub(in crate::engines) use crate::engines::redis::wire::batcher::{CallKind, FullRequest, Request, RequestReply};
@@ -258,8 +259,9 @@ impl Connection {
             CallKind::Claim => &CLAIM,
             CallKind::Release => &RELEASE,
         };
-        let command = if by_text { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
         let requests = requests.filter_map(Request::full);
+        let mut command = batcher::with_room(requests.clone());
+        script.begin(&mut command, self.dialect, by_text);
         (self.call(command, |command| batcher::fill(command, &self.fences, call.nonce, requests)), call)
     }
 
@@ -319,6 +321,15 @@ impl Connection {
             (0..count).for_each(|at| deliver(Ok(RequestReply::Lean(reply.outcome(at)))));
             return Ok(());
         }
+        let reply = match reply {
+            Value::BulkString(text) if count == 1 => {
+                let read = read_short(text, nonce, kind == CallKind::Claim);
+                let (server_us, outcome) = read.ok_or_else(garbled).map_err(distrusted)?;
+                deliver(Ok(RequestReply::Full { server_us, outcome }));
+                return Ok(());
+            }
+            reply => reply,
+        };
         let mut parts = Reply::check(reply, nonce).map(Reply::rest).map_err(distrusted)?.into_iter();
         let server_us = match (kind, parts.len().checked_sub(count)) {
             (CallKind::Release, Some(0)) => 0,
