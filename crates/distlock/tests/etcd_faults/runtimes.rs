@@ -47,6 +47,7 @@ fn a_claim_that_ends_with_its_runtime_leaves_nothing() {
         take_once(&locker, "a").await;
         eventually("nothing is left", || keys(&server).is_empty()).await;
     });
+    assert!(keys(&server).is_empty());
 }
 
 #[test]
