@@ -67,3 +67,8 @@ distlock_testkit::conformance! {
     postgres_pooled: postgres_setups::Pooled,
     postgres_lent: postgres_setups::Lent,
 }
+
+#[cfg(all(feature = "postgres", feature = "tls"))]
+distlock_testkit::conformance! {
+    postgres_tls: postgres_setups::Tls,
+}

@@ -5,7 +5,7 @@ mod client_pool;
 
 use distlock::backend::postgres::Postgres;
 use distlock_testkit::Setup;
-use distlock_testkit::servers::{PgBouncer, PostgresServer};
+use distlock_testkit::servers::{PgBouncer, PostgresOptions, PostgresServer};
 
 use self::client_pool::ClientPool;
 
@@ -19,7 +19,11 @@ pub(crate) struct Server {
 
 impl Server {
     async fn start(name: &str, schema: &'static str) -> Server {
-        let server = PostgresServer::start();
+        Server::of(&PostgresServer::options(), name, schema).await
+    }
+
+    async fn of(options: &PostgresOptions, name: &str, schema: &'static str) -> Server {
+        let server = options.start();
         let engine = Postgres::unix(server.socket_directory(), server.port()).user("postgres").schema(name);
         engine.build().expect("an engine").setup().await.expect("the schema is made");
         let address = format!("host={} port={} user=postgres", server.socket_directory().display(), server.port());
@@ -115,5 +119,33 @@ impl Setup for Lent {
 
     async fn leftovers(&self) -> Vec<String> {
         self.0.left().await
+    }
+}
+
+/// Encrypted, with a password (SCRAM).
+#[cfg(feature = "tls")]
+pub(crate) struct Tls {
+    server: Server,
+    certs: distlock_testkit::servers::Certs,
+}
+
+#[cfg(feature = "tls")]
+impl Setup for Tls {
+    type Engine = Postgres;
+
+    async fn start() -> Self {
+        let certs = distlock_testkit::servers::Certs::new();
+        let options = PostgresServer::options().tls(&certs).password("s3cret");
+        Tls { server: Server::of(&options, "distlock", "distlock").await, certs }
+    }
+
+    async fn client(&self) -> Postgres {
+        let ca = std::fs::read(self.certs.ca()).expect("a certificate");
+        let builder = Postgres::tcp("localhost", self.server.server.port()).user("postgres").password("s3cret");
+        builder.tls(Some(ca)).build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.server.left().await
     }
 }
