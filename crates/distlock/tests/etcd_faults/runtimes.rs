@@ -47,7 +47,8 @@ fn a_claim_that_ends_with_its_runtime_leaves_nothing() {
         take_once(&locker, "a").await;
         eventually("nothing is left", || keys(&server).is_empty()).await;
     });
-    assert!(keys(&server).is_empty());
+    let counts = proxy.counts();
+    assert!(counts.accepted >= 2 && counts.requests.held() == 0, "the claim went over it and has arrived: {counts:?}");
 }
 
 #[test]

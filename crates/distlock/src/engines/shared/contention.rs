@@ -20,12 +20,12 @@ impl Contention {
     }
 
     /// Notes that the lock with this key was seen to be held by another attempt, or to have waiters.
-    pub(in crate::engines) fn note(&self, lock: impl AsRef<[u8]>, now: Moment) {
+    pub(in crate::engines) fn note(&self, lock: &(impl AsRef<[u8]> + ?Sized), now: Moment) {
         self.place(lock.as_ref()).store(now.after(LASTS).as_nanos(), Ordering::Relaxed);
     }
 
     /// Returns whether the lock with this key counts as contended.
-    pub(in crate::engines) fn is_recent(&self, lock: impl AsRef<[u8]>, now: Moment) -> bool {
+    pub(in crate::engines) fn is_recent(&self, lock: &(impl AsRef<[u8]> + ?Sized), now: Moment) -> bool {
         self.place(lock.as_ref()).load(Ordering::Relaxed) > now.as_nanos()
     }
 
@@ -48,7 +48,7 @@ mod tests {
         contention.note("a", now);
         assert!(contention.is_recent("a", now.after(LASTS - Duration::from_nanos(1))));
         assert!(!contention.is_recent("a", now.after(LASTS)));
-        let others = (0..1000).filter(|number| contention.is_recent(format!("lock:{number}"), now)).count();
+        let others = (0..1000).filter(|number| contention.is_recent(&format!("lock:{number}"), now)).count();
         assert!(others < 10, "{others} of a thousand other locks share its place");
     }
 }
