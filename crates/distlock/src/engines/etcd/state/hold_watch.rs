@@ -17,7 +17,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 const BUSY: u64 = 200;
 /// In so many windows there must be too many before the watch on the prefix is given up: a burst is over by then.
 const LASTING: u32 = 5;
-/// So many events of others cost as much as it does to open a watch, server and client together.
+/// About so many events of others cost as much as it does to open a watch, server and client together: an estimate.
 const EVENTS_PER_WATCH: u64 = 10;
 /// The first and the longest time for which one watch for all is not tried again.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(60 * 60));
