@@ -108,5 +108,6 @@ fn f81_the_directory_created_at_boot_is_shared_by_all_needs_root() {
     let codes: Vec<_> = said.iter().map(|(name, (code, _))| (name.as_str(), *code)).collect();
     let expected = [("afterwards", 0), ("doctor", 0), ("doctor-outside", 0), ("inside", 75), ("scope", 0)];
     assert_eq!(codes, expected, "{said:?}");
-    assert!(said["doctor"].1.starts_with("1 checks: 0 unsafe, 0 warning, 0 note"), "{said:?}");
+    // A thread of its own writes the note about the engine, before the report or after it.
+    assert!(said["doctor"].1.contains("1 checks: 0 unsafe, 0 warning, 0 note"), "{said:?}");
 }
