@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(busy.poll_after, Some(Duration::from_millis(901)), "the first waiter looks when the lease is over");
         let behind = read_queued(format!("900 1 {value}").as_bytes(), &claim, true, server_us).unwrap();
         assert!(behind.poll_after > Some(Duration::from_secs(1)), "{behind:?}");
-        // A record that was cut off in the middle of a letter names nobody.
+        // The server may have cut the record off in the middle of a character: then the reply names no holder.
         let cut = [b"900 0 ".as_slice(), value.as_bytes(), b"\xc3"].concat();
         assert_eq!(read_queued(&cut, &claim, true, server_us).unwrap().holder.unwrap().record, None);
     }
