@@ -112,8 +112,6 @@ struct BatchLane {
     /// How many calls are unanswered.
     in_flight: usize,
     queue: VecDeque<Entry>,
-    /// The caller whose request is in flight alone, if there is one.
-    single: Option<Waker>,
 }
 
 impl BatchLane {
@@ -130,15 +128,16 @@ pub(super) struct Entry {
 
 /// How a request is sent.
 pub(super) enum Path<'a> {
-    Alone(Request, Single<'a>),
+    /// As a call of its own: the only one of its kind, or beside any others.
+    Alone(Request, Option<Single<'a>>),
     Batched(oneshot::Receiver<Result<RequestReply>>),
     /// Not at all: the connection is broken.
     Dead,
 }
 
 /// Whether a batch was handed to the connection.
-pub(super) enum HandOver<T> {
-    Sent(T),
+pub(super) enum HandOver {
+    Sent,
     /// A caller has dropped its request meanwhile.
     Incomplete(Vec<Entry>),
     /// The connection is broken.
@@ -162,7 +161,7 @@ impl Batcher {
         let lane = &mut lanes.of_kind[kind as usize];
         if lane.in_flight == 0 && lane.queue.is_empty() {
             lane.in_flight = 1;
-            return Path::Alone(request, Single(self, kind));
+            return Path::Alone(request, Some(Single(self, kind)));
         }
         let (reply, replied) = oneshot::channel();
         lane.queue.push_back(Entry { request, reply });
@@ -203,7 +202,7 @@ impl Batcher {
 
     /// Calls `send` for entries whose callers all wait still, under the lock that every request takes when it enters. Keeps
     /// the entries until they are answered.
-    pub(super) fn hand_over<T>(&self, kind: CallKind, entries: Vec<Entry>, send: impl FnOnce() -> T) -> HandOver<T> {
+    pub(super) fn hand_over(&self, kind: CallKind, entries: Vec<Entry>, send: impl FnOnce()) -> HandOver {
         let mut lanes = self.lanes();
         if lanes.is_dead {
             return HandOver::Dead(entries);
@@ -211,7 +210,8 @@ impl Batcher {
             return HandOver::Incomplete(entries);
         }
         lanes.sent.push_back((kind, entries));
-        HandOver::Sent(send())
+        send();
+        HandOver::Sent
     }
 
     /// Takes the entries of the batch that was sent first: it is answered first.
@@ -224,25 +224,17 @@ impl Batcher {
         self.lanes().of_kind[kind as usize].in_flight -= 1;
     }
 
-    /// Has the caller of the request that is in flight alone woken when the connection breaks.
-    pub(super) fn watch_alone(&self, kind: CallKind, context: &Context<'_>) {
-        self.lanes().of_kind[kind as usize].single = Some(context.waker().clone());
-    }
-
-    /// Takes all requests out. From now on none enters; the callers whose requests are in flight alone are woken.
+    /// Takes all requests out. From now on none enters.
     pub(super) fn end(&self) -> Remains {
         let mut lanes = self.lanes();
         lanes.is_dead = true;
-        let (mut queued, mut singles) = (Vec::new(), Vec::new());
+        let mut queued = Vec::new();
         for kind in KINDS {
             let lane = &mut lanes.of_kind[kind as usize];
             queued.extend(lane.queue.drain(..).map(|entry| (kind, entry)));
-            singles.extend(lane.single.take());
         }
         let sent = lanes.sent.drain(..).flat_map(|(kind, entries)| entries.into_iter().map(move |entry| (kind, entry)));
         let sent = sent.collect();
-        drop(lanes);
-        singles.into_iter().for_each(Waker::wake);
         Remains { queued, sent }
     }
 
@@ -273,7 +265,6 @@ impl Drop for Single<'_> {
         let mut lanes = self.0.lanes();
         let lane = &mut lanes.of_kind[self.1 as usize];
         lane.in_flight -= 1;
-        lane.single = None;
         let sender = if lane.is_due() { lanes.sender.take() } else { None };
         drop(lanes);
         if let Some(sender) = sender {
