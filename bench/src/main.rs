@@ -16,7 +16,7 @@ fn main() {
         "etcd-contender" => etcd::contender(&std::env::args().skip(2).collect::<Vec<_>>()),
         "postgres" => postgres::run(),
         "redis" => redis::run(),
-        "redlock" => redlock::run(),
+        "redlock" => redlock::run(&std::env::args().skip(2).collect::<Vec<_>>()),
         "serve" => serve::run(),
         "serve-echo" => serve::echo(&std::env::args().skip(2).collect::<Vec<_>>()),
         _ => {

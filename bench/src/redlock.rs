@@ -22,8 +22,14 @@ const VALUE: &str = "0123456789abcdef0123456789abcdef";
 /// The engine's reply timeout of a node at this lease.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Prints all figures of the Redlock engine.
-pub(crate) fn run() {
+/// Prints all figures of the Redlock engine. `pairs raw|ours TASKS PAIRS` makes nothing but pairs, for counting the client's
+/// instructions: what two numbers of pairs differ by is their cost.
+pub(crate) fn run(args: &[String]) {
+    if let [mode, kind, tasks, pairs] = args
+        && mode == "pairs"
+    {
+        return only_pairs(kind, tasks.parse().expect("a number of tasks"), pairs.parse().expect("a number of pairs"));
+    }
     let nodes = RedlockNodes::start(NODES);
     nodes.settle();
     let runtime =
@@ -40,6 +46,30 @@ pub(crate) fn run() {
         uncontended(&nodes, &raw, &apart, &locker).await;
         many_tasks(&raw, &locker).await;
         frozen(&nodes, &locker).await;
+    });
+}
+
+fn only_pairs(kind: &str, tasks: usize, pairs: usize) {
+    let nodes = RedlockNodes::start(NODES);
+    nodes.settle();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let raw = Arc::new(Raw::connect(&nodes).await);
+        let locker = Arc::new(locker(&nodes));
+        pair(&locker, "warm").await;
+        let mut all = JoinSet::new();
+        for number in 0..tasks {
+            let (raw, locker, is_raw) = (raw.clone(), locker.clone(), kind == "raw");
+            all.spawn(async move {
+                for _ in 0..pairs / tasks {
+                    match is_raw {
+                        true => raw.pair(&format!("raw:{number}")).await,
+                        false => pair(&locker, &format!("ours:{number}")).await,
+                    }
+                }
+            });
+        }
+        all.join_all().await;
     });
 }
 

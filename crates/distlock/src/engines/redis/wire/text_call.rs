@@ -1,14 +1,19 @@
 //! A script whose reply is one string.
 
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisResult, Value};
 
 use crate::engines::redis::protocol::script::{Script, garbled};
 use crate::engines::redis::wire::connection::{Connection, Failure};
 use crate::types::error::{Error, Result};
 
+/// Room for the script's hash and the words before it.
+const SCRIPT_ARGS: usize = 2;
+const SCRIPT_BYTES: usize = 48;
+
 impl Connection {
-    /// Runs a script that replies with one string; `fill` adds the number of keys, the keys and the arguments. The reply
-    /// begins with `echo`, which no other request has. Returns what stands behind it.
+    /// Runs a script that replies with one string; `fill` adds the number of keys, the keys and the arguments, for which there
+    /// is `room`: how many they are and how many bytes they have. The reply begins with `echo`, which no other request has.
+    /// Returns what stands behind it.
     ///
     /// The script is sent as text if the server may not know it (`is_first`): a server that does not know its hash carries
     /// out nothing, and that reply may be lost.
@@ -17,12 +22,18 @@ impl Connection {
         script: &Script,
         is_first: bool,
         echo: &str,
+        room: (usize, usize),
         fill: impl Fn(&mut Cmd),
     ) -> Result<String> {
-        let call = if is_first { script.by_text(self.dialect) } else { script.by_hash(self.dialect) };
-        let reply = match self.ask_text(call, &fill).await {
+        let send = |by_text| {
+            let mut call = Cmd::with_capacity(room.0 + SCRIPT_ARGS, room.1 + SCRIPT_BYTES);
+            script.begin(&mut call, self.dialect, by_text);
+            fill(&mut call);
+            self.socket.send(&call)
+        };
+        let reply = match self.take_text(send(is_first).await) {
             // The same call on the same connection: the server carried out nothing of the first one.
-            Err(failure) if failure.is_no_script() => self.ask_text(script.by_text(self.dialect), &fill).await,
+            Err(failure) if failure.is_no_script() => self.take_text(send(true).await),
             reply => reply,
         };
         let mut text = reply.map_err(|failure| failure.of(script.name, &self.place))?;
@@ -35,9 +46,8 @@ impl Connection {
         Ok(text)
     }
 
-    async fn ask_text(&self, mut command: Cmd, fill: &impl Fn(&mut Cmd)) -> std::result::Result<String, Failure> {
-        fill(&mut command);
-        match self.ask_whole(&command).await? {
+    fn take_text(&self, reply: Option<RedisResult<Value>>) -> std::result::Result<String, Failure> {
+        match self.replied(reply)? {
             Value::BulkString(bytes) => String::from_utf8(bytes).map_err(|_| Failure::Garbled),
             _ => {
                 self.distrust(&garbled());

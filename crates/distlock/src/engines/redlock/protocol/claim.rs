@@ -85,6 +85,11 @@ impl NodeClaim {
         &self.value[WORD..self.channel_at - 1]
     }
 
+    /// Returns how many bytes its value and its ballot have.
+    pub(super) fn size(&self) -> usize {
+        self.value.len() + self.ballot_text().len()
+    }
+
     /// Whether the claim waits in a queue where the lock is held.
     pub(crate) fn waits(&self) -> bool {
         self.heartbeat_ms > 0

@@ -17,6 +17,9 @@ const CLAIM_TIME_US: u64 = 1_000_000;
 /// knows of that clock.
 const MAX_AHEAD_US: u64 = 23 * 60 * 60 * 1_000_000;
 
+/// Room in a call for its numbers: of keys, a time and a lease.
+const NUMBERS: usize = 48;
+
 /// Which requests of a call the full script must be asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Odd {
@@ -63,7 +66,9 @@ pub(crate) async fn claim(
             command.arg(&*claim.value(hears)).arg(claim.ballot_text());
         }
     };
-    let reply = connection.run_text(&LEAN_CLAIM, is_first, first.ballot_text(), fill).await?;
+    let bytes = claims.iter().map(|claim| claim.keys.lock.len() + claim.keys.fence.len() + claim.size()).sum::<usize>();
+    let room = (4 * claims.len() + 5, bytes + note_key.len() + note.text().len() + NUMBERS);
+    let reply = connection.run_text(&LEAN_CLAIM, is_first, first.ballot_text(), room, fill).await?;
     let mut words = reply.split_ascii_whitespace();
     let now_us = words.next().and_then(|word| word.parse().ok()).ok_or_else(garbled)?;
     Ok((now_us, read_odd(words, claims.len())?))
@@ -74,11 +79,19 @@ pub(crate) async fn release(connection: &Connection, is_first: bool, releases: &
     let Some(first) = releases.first() else { return Ok(Odd::Some(Vec::new())) };
     let fill = |command: &mut Cmd| {
         command.arg(2 * releases.len());
-        command.arg(releases.iter().map(|release| release.keys.lock.as_str()).collect::<Vec<_>>());
-        command.arg(releases.iter().map(|release| release.keys.queue.as_str()).collect::<Vec<_>>());
-        command.arg(releases.iter().map(|release| release.head.as_str()).collect::<Vec<_>>());
+        for release in releases {
+            command.arg(&release.keys.lock);
+        }
+        for release in releases {
+            command.arg(&release.keys.queue);
+        }
+        for release in releases {
+            command.arg(&release.head);
+        }
     };
-    let reply = connection.run_text(&LEAN_RELEASE, is_first, &first.head, fill).await?;
+    let size = |release: &&NodeRelease| release.keys.lock.len() + release.keys.queue.len() + release.head.len();
+    let room = (3 * releases.len() + 1, releases.iter().map(size).sum::<usize>() + NUMBERS);
+    let reply = connection.run_text(&LEAN_RELEASE, is_first, &first.head, room, fill).await?;
     read_odd(reply.split_ascii_whitespace(), releases.len())
 }
 

@@ -319,3 +319,21 @@ pub(crate) async fn send_one(nodes: &Nodes, at: usize, request: &Arc<NodeRequest
     let mut replies = send::send(nodes, at, std::slice::from_ref(request)).await;
     replies.pop().unwrap_or_else(|| Err(no_reply()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest allocation that the C library's allocator serves from a cache of the thread.
+    const CACHED: usize = 1032;
+
+    fn size<F>(_: impl FnOnce(&'static Nodes, usize, &'static Arc<NodeRequest>) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_future_of_a_call_to_a_node_is_small() {
+        // With what the caller's box has beside it.
+        assert!(size(send_one) <= CACHED - 64, "{}: something large is not boxed", size(send_one));
+    }
+}
