@@ -6,7 +6,7 @@ use distlock::{Error, ErrorKind};
 use distlock_console::{AccessToken, Console, DEFAULT_LISTEN, Options, Refused};
 use serde_json::json;
 
-use crate::advice::explain;
+use crate::advice::{RESTART, explain};
 use crate::commands::block_on;
 use crate::commands::run::ends_waiting;
 use crate::engine::Settings;
@@ -73,5 +73,5 @@ fn refused(problem: &Refused) -> Error {
 }
 
 fn cannot(problem: &io::Error) -> Error {
-    Error::new(ErrorKind::Backend, format!("the console failed: {problem}"))
+    Error::new(ErrorKind::Backend, format!("the console failed: {problem}")).with_help(RESTART)
 }

@@ -6,7 +6,7 @@ use distlock::{Key, LockGuard};
 use serde_json::json;
 
 use crate::acquire::{Wanted, acquire, refused};
-use crate::advice::explain;
+use crate::advice::{RESTART, explain};
 use crate::commands::run::ends_waiting;
 use crate::commands::{block_on, fail};
 use crate::engine::{Engine, Settings};
@@ -60,7 +60,7 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
 }
 
 fn cannot_listen(error: &io::Error) -> distlock::Error {
-    distlock::Error::new(distlock::ErrorKind::Backend, format!("cannot wait for signals: {error}"))
+    distlock::Error::new(distlock::ErrorKind::Backend, format!("cannot wait for signals: {error}")).with_help(RESTART)
 }
 
 /// Prints the hold on stdout, for the script that reads it.

@@ -192,7 +192,9 @@ async fn release(guard: LockGuard, engine: &Engine, result: RunResult, plan: &Pl
 pub fn notes(flags: &Run) -> Result<Notes, String> {
     let notes = Notes::new((&flags.output).into(), flags.output.json);
     match flags.status_fd {
-        Some(number) => notes.with_status(number).map_err(|error| format!("--status-fd {number}: {error}")),
+        Some(number) => notes.with_status(number).map_err(|error| {
+            format!("--status-fd {number}: {error} (the shell opens it: `distlock run --status-fd {number} … {number}> FILE`)")
+        }),
         None => Ok(notes),
     }
 }

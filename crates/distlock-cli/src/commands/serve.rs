@@ -11,7 +11,7 @@ use distlock_serve::{Daemon, Listen, LogLine, News, Options, Place};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
-use crate::advice::explain;
+use crate::advice::{RESTART, explain};
 use crate::commands::block_on;
 use crate::commands::run::ends_waiting;
 use crate::engine::Settings;
@@ -129,5 +129,5 @@ fn refused(problem: &Refused) -> Error {
 }
 
 fn cannot(problem: &io::Error) -> Error {
-    Error::new(ErrorKind::Backend, format!("the daemon failed: {problem}"))
+    Error::new(ErrorKind::Backend, format!("the daemon failed: {problem}")).with_help(RESTART)
 }
