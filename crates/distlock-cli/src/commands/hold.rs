@@ -46,8 +46,12 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
     };
     print(&guard, &engine, flags.output.json);
     let end = wait_for_end(&guard, &mut signals, &mut notes).await;
-    let released = guard.unlock().await;
-    engine.finish().await;
+    let released = async {
+        let released = guard.unlock().await;
+        engine.finish().await;
+        released
+    };
+    let released = progress::watched(&mut notes, engine.releasing(), released).await;
     match released {
         Ok(()) => notes.say(&Note::Released),
         Err(_) if end == ExitCode::Lost.into() => {}

@@ -18,6 +18,7 @@ use crate::engine::Settings;
 use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Level, Note, Notes};
+use crate::progress;
 use crate::signal_stream::Signals;
 use crate::sys;
 
@@ -43,7 +44,9 @@ async fn serve(flags: &flags::Serve, notes: &Arc<Mutex<Notes>>) -> Result<Exit, 
     let mut signals = Signals::take_over().map_err(|error| cannot(&error))?;
     allow_many_descriptors();
     let news = News::default();
-    let engine = settings.open_with(Locker::builder().observer(news.clone())).await?;
+    let opening = settings.open_with(Locker::builder().observer(news.clone()));
+    let mut until_open = Notes::new((&flags.output).into(), flags.output.json);
+    let engine = progress::watched(&mut until_open, settings.connecting(), opening).await?;
     let log = notes.clone();
     let options = Options {
         listen,
