@@ -145,6 +145,18 @@ mod tests {
     }
 
     #[test]
+    fn the_pages_name_the_oldest_compiler() {
+        let read = |path: &str| fs::read_to_string(crate::root().join(path)).expect("a file");
+        let manifest = read("Cargo.toml");
+        let oldest = manifest::value(&manifest, "workspace.package", "rust-version").expect("a version");
+        for (page, words) in
+            [("README.md", format!("Rust {oldest} or newer")), ("docs/versions.md", format!("now {oldest}."))]
+        {
+            assert!(read(page).contains(&words), "{page}: {words}");
+        }
+    }
+
+    #[test]
     fn the_test_kit_is_not_published_and_the_library_is() {
         let names: Vec<_> = published(&crate::root().join("crates")).into_iter().map(|(name, _)| name).collect();
         assert!(names.contains(&"distlock".into()) && names.contains(&"distlock-cli".into()), "{names:?}");
