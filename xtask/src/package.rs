@@ -4,6 +4,7 @@ mod crates;
 mod deb;
 mod depends;
 mod files;
+mod unpacked;
 
 use std::path::{Path, PathBuf};
 

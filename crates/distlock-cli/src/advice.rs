@@ -6,6 +6,9 @@ use distlock::{Error, ErrorKind};
 
 use crate::exit::ExitCode;
 
+/// The next step where this machine, and not the engine, has failed.
+pub(crate) const RESTART: &str = "mend what the system names, and start it again";
+
 /// Returns the error's message, with the next step behind it.
 #[must_use]
 pub fn explain(error: &Error) -> String {
@@ -29,7 +32,7 @@ fn next_step(error: &Error) -> Option<&'static str> {
         ErrorKind::AlreadyHeld | ErrorKind::Timeout => Some("`distlock show` tells who holds it and who waits"),
         ErrorKind::NotHeld | ErrorKind::Lost => Some("stop the work that it protected, and acquire it again"),
         ErrorKind::Unknown => Some("it may have been done or not: `distlock show` tells"),
-        ErrorKind::Unavailable => Some("`distlock doctor` with the same URL tells what is wrong"),
+        ErrorKind::Unavailable | ErrorKind::Backend => Some("`distlock doctor` with the same URL tells what is wrong"),
         ErrorKind::Unsupported => Some("docs/cli.md says which engines can do this"),
         ErrorKind::Foreign => Some("choose another name, or remove that when no program needs it"),
         ErrorKind::Config => Some("`distlock help` lists the settings"),

@@ -150,3 +150,15 @@ fn with_engine(
         })
     })
 }
+
+/// As [`with_engine`], for work that is over when the engine has replied: on a terminal, a late reply is announced.
+fn with_reply(
+    flags: &flags::Engine,
+    output: &flags::Output,
+    work: impl AsyncFnOnce(&Engine) -> Result<Exit, Error>,
+) -> Exit {
+    with_engine(flags, output, async |engine| {
+        let mut notes = Notes::new(output.into(), output.json);
+        progress::watched(&mut notes, engine.answering(), work(engine)).await
+    })
+}

@@ -50,7 +50,9 @@ impl ControlSocket {
         let path = directory_path()?;
         let broken = |error| {
             let message = format!("cannot create the holder's socket in {}: {error}", path.display());
-            Error::new(ErrorKind::Backend, message).with_source(error)
+            Error::new(ErrorKind::Backend, message)
+                .with_source(error)
+                .with_help("it must be a directory that you may write to")
         };
         let name = token.socket_name();
         for _ in 0..MAX_TRIES {

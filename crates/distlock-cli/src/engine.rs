@@ -52,6 +52,16 @@ impl Engine {
         }
     }
 
+    /// Returns the note about a request whose reply is late.
+    pub(crate) async fn answering(&self) -> Note {
+        Note::Connecting { engine: self.name.clone() }
+    }
+
+    /// Returns the note about a release that takes long.
+    pub(crate) async fn releasing(&self) -> Note {
+        Note::Releasing { engine: self.name.clone() }
+    }
+
     /// Writes pending history entries, where a history is kept. Call this before the process ends.
     pub async fn finish(&self) {
         if self.keeps_history {

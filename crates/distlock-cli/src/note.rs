@@ -98,6 +98,11 @@ pub enum Note {
         /// The length of the lease.
         ttl: Duration,
     },
+    /// The engine has not confirmed the release yet.
+    Releasing {
+        /// The engine, without secrets.
+        engine: String,
+    },
     /// The lock was released.
     Released,
     /// Another owner's lock was released by force.
@@ -172,6 +177,7 @@ impl Note {
             | Note::NoHistory { .. }
             | Note::Connecting { .. }
             | Note::Waiting { .. }
+            | Note::Releasing { .. }
             | Note::Local { .. }
             | Note::UnknownVariable { .. }
             | Note::Served { .. }
@@ -208,6 +214,7 @@ impl Note {
             Note::Ended { outcome: Outcome::Exited(code) } => json!({"event": "ended", "code": code}),
             Note::Ended { outcome: Outcome::Killed(signal) } => json!({"event": "ended", "signal": signal}),
             Note::Renewed { ttl } => json!({"event": "renewed", "ttl_s": seconds(ttl)}),
+            Note::Releasing { engine } => json!({"event": "releasing", "engine": engine}),
             Note::Released => json!({"event": "released"}),
             Note::Broken { token } => json!({"event": "broken", "token": token.get()}),
             Note::TickDone { note } => json!({"event": "tick_done", "note": once::to_json(note)}),
@@ -272,6 +279,7 @@ impl fmt::Display for Note {
                 write!(f, "command killed by {}", signal_name::show(*signal))
             }
             Note::Renewed { ttl } => write!(f, "lock renewed for {:.1} s", ttl.as_secs_f64()),
+            Note::Releasing { engine } => write!(f, "waiting for {engine} to confirm the release …"),
             Note::Released => f.write_str("lock released"),
             Note::Broken { token } => {
                 write!(f, "released the hold with token {token}; its holder may still be running until it notices")

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::time::Duration;
 
-use distlock::Key;
+use distlock::{Key, MAX_KEY_BYTES};
 
 use crate::child::Placement;
 use crate::flags;
@@ -120,7 +120,13 @@ fn command_of(words: &[OsString]) -> Result<(OsString, Vec<OsString>), String> {
 /// # Errors
 /// What is wrong with the name.
 pub fn key(name: &OsStr) -> Result<Key, String> {
-    Key::try_from(name.as_bytes()).map_err(|error| error.to_string())
+    Key::try_from(name.as_bytes()).map_err(|error| {
+        // The library's advice names a function of the library.
+        let advice = error.help().map(|help| format!(" ({help})")).unwrap_or_default();
+        let text = error.to_string();
+        let fault = text.strip_suffix(&advice).unwrap_or(&text);
+        format!("{fault} (a name is 1 to {MAX_KEY_BYTES} bytes of UTF-8 without control characters)")
+    })
 }
 
 /// Returns the lease: from the flag, else from the configuration, else 30 s.

@@ -43,6 +43,11 @@ fn run(program: &str, words: &[&str]) -> String {
 
 /// Builds the package of the tested program in `into`, as `cargo xtask package deb` does with a release.
 fn build(into: &str) -> String {
+    pack("deb", into)
+}
+
+/// Packs the tested program by `cargo xtask package`, and returns the path that it prints.
+fn pack(what: &str, into: &str) -> String {
     // Without its debug information, which would take most of the time.
     static STRIPPED: LazyLock<(Scratch, String)> = LazyLock::new(|| {
         let scratch = Scratch::new("program");
@@ -58,7 +63,7 @@ fn build(into: &str) -> String {
         "xtask",
         "--",
         "package",
-        "deb",
+        what,
         "--program",
         &STRIPPED.1,
         "--into",
@@ -196,4 +201,33 @@ fn the_package_says_what_it_needs_and_who_wrote_it() {
     }
     let again = build(&scratch.path("b"));
     assert!(std::fs::read(&deb).unwrap() == std::fs::read(&again).unwrap(), "two builds are the same");
+}
+
+#[test]
+fn a_release_has_the_program_with_all_that_belongs_to_it_and_checksums() {
+    let scratch = Scratch::new("release");
+    let sums = pack("release", &scratch.path("files"));
+    let checked = run("sh", &["-c", "cd \"$0\" && sha256sum --check SHA256SUMS", &scratch.path("files")]);
+    assert_eq!(sums, scratch.path("files/SHA256SUMS"));
+    let name = format!("distlock-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    assert!(checked.contains(&format!("{name}.tar.gz: OK\n")), "{checked}");
+    assert!(checked.lines().count() == 2 && checked.contains(".deb: OK\n"), "{checked}");
+    // Nothing is published that has no checksum.
+    assert_eq!(std::fs::read_dir(scratch.path("files")).unwrap().count(), 3);
+
+    run("tar", &["-C", &scratch.path(""), "-xzf", &scratch.path(&format!("files/{name}.tar.gz"))]);
+    let file = |path: &str| scratch.path(&format!("{name}/{path}"));
+    assert_eq!(run(&file("usr/bin/distlock"), &["--version"]), format!("distlock {}\n", env!("CARGO_PKG_VERSION")));
+    for path in [
+        "LICENSE-MIT",
+        "CHANGELOG.md",
+        "usr/share/man/man1/distlock-run.1",
+        "usr/share/bash-completion/completions/distlock",
+        "usr/share/zsh/vendor-completions/_distlock",
+        "usr/share/fish/vendor_completions.d/distlock.fish",
+        "usr/lib/systemd/system/distlock-console@.service",
+        "usr/lib/tmpfiles.d/distlock.conf",
+    ] {
+        assert!(Path::new(&file(path)).exists(), "{path}");
+    }
 }

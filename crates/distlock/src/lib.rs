@@ -53,8 +53,8 @@
 //!
 //! A new engine implements [`backend::Backend`].
 
-// docs.rs marks what needs a feature.
-#![cfg_attr(docsrs, feature(doc_cfg))]
+// docs.rs marks what needs a feature, and does not name the checker of races.
+#![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(shuttle))))]
 // `races/` compiles the library without its unit tests: they run here.
 #![cfg(not(all(shuttle, test)))]
 

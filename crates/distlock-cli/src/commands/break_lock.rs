@@ -2,7 +2,7 @@
 
 use distlock::{ErrorKind, FencingToken};
 
-use crate::commands::{fail, with_engine};
+use crate::commands::{fail, with_reply};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Break;
 use crate::note::{Note, Notes};
@@ -13,7 +13,7 @@ pub(super) fn main(flags: &Break) -> Exit {
         Ok(key) => key,
         Err(problem) => return fail(ExitCode::Usage, problem),
     };
-    with_engine(&flags.engine, &flags.output, async |engine| {
+    with_reply(&flags.engine, &flags.output, async |engine| {
         let mut notes = Notes::new((&flags.output).into(), flags.output.json);
         let token = FencingToken::new(flags.if_token);
         match engine.locker.inspect().force_release(&key, token, &flags.reason).await {

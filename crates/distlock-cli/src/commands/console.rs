@@ -6,31 +6,32 @@ use distlock::{Error, ErrorKind};
 use distlock_console::{AccessToken, Console, DEFAULT_LISTEN, Options, Refused};
 use serde_json::json;
 
-use crate::advice::explain;
+use crate::advice::{RESTART, explain};
 use crate::commands::block_on;
 use crate::commands::run::ends_waiting;
 use crate::engine::Settings;
 use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Note, Notes};
+use crate::progress;
 use crate::signal_stream::Signals;
 
 pub(super) fn main(flags: &flags::Console) -> Exit {
     let mut notes = Notes::new((&flags.output).into(), flags.output.json);
     block_on(async {
-        serve(flags).await.unwrap_or_else(|error| {
+        serve(flags, &mut notes).await.unwrap_or_else(|error| {
             notes.say(&Note::Failed { message: explain(&error) });
             ExitCode::from(&error).into()
         })
     })
 }
 
-async fn serve(flags: &flags::Console) -> Result<Exit, Error> {
+async fn serve(flags: &flags::Console, notes: &mut Notes) -> Result<Exit, Error> {
     let settings = Settings::read(&flags.engine)?;
     let options = options(flags).map_err(|problem| refused(&problem))?;
     // Before the engine is opened: a signal would end the process through a thread that does not block it.
     let mut signals = Signals::take_over().map_err(|error| cannot(&error))?;
-    let engine = settings.open().await?;
+    let engine = progress::watched(notes, settings.connecting(), settings.open()).await?;
     let console = Console::bind(engine.locker.clone(), &engine.name, options).await;
     let console = console.map_err(|problem| refused(&problem))?;
     print(&console, flags, &engine.name);
@@ -73,5 +74,5 @@ fn refused(problem: &Refused) -> Error {
 }
 
 fn cannot(problem: &io::Error) -> Error {
-    Error::new(ErrorKind::Backend, format!("the console failed: {problem}"))
+    Error::new(ErrorKind::Backend, format!("the console failed: {problem}")).with_help(RESTART)
 }

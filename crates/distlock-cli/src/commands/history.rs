@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use distlock::{HistoryEntry, HistoryKind, Key};
 use serde_json::{Value, json};
 
-use crate::commands::{fail, with_engine};
+use crate::commands::{fail, with_reply};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::History;
 use crate::note::{Note, Notes};
@@ -17,7 +17,7 @@ pub(super) fn main(flags: &History) -> Exit {
         Ok(key) => key,
         Err(problem) => return fail(ExitCode::Usage, problem),
     };
-    with_engine(&flags.engine, &flags.output, async |engine| {
+    with_reply(&flags.engine, &flags.output, async |engine| {
         let entries = engine.locker.inspect().history(&key, flags.limit).await?;
         if entries.is_empty() {
             // Not a failure: the lock may have no entries yet.

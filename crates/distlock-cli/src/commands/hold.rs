@@ -6,7 +6,7 @@ use distlock::{Key, LockGuard};
 use serde_json::json;
 
 use crate::acquire::{Wanted, acquire, refused};
-use crate::advice::explain;
+use crate::advice::{RESTART, explain};
 use crate::commands::run::ends_waiting;
 use crate::commands::{block_on, fail};
 use crate::engine::{Engine, Settings};
@@ -46,8 +46,12 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
     };
     print(&guard, &engine, flags.output.json);
     let end = wait_for_end(&guard, &mut signals, &mut notes).await;
-    let released = guard.unlock().await;
-    engine.finish().await;
+    let released = async {
+        let released = guard.unlock().await;
+        engine.finish().await;
+        released
+    };
+    let released = progress::watched(&mut notes, engine.releasing(), released).await;
     match released {
         Ok(()) => notes.say(&Note::Released),
         Err(_) if end == ExitCode::Lost.into() => {}
@@ -60,7 +64,7 @@ async fn hold(flags: &Hold, key: &Key) -> Exit {
 }
 
 fn cannot_listen(error: &io::Error) -> distlock::Error {
-    distlock::Error::new(distlock::ErrorKind::Backend, format!("cannot wait for signals: {error}"))
+    distlock::Error::new(distlock::ErrorKind::Backend, format!("cannot wait for signals: {error}")).with_help(RESTART)
 }
 
 /// Prints the hold on stdout, for the script that reads it.

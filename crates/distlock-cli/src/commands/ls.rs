@@ -7,13 +7,13 @@ use distlock::backend::{LockInfo, LockTicks};
 use distlock::{Key, TickNote};
 
 use crate::commands::show::unless_kept;
-use crate::commands::with_engine;
+use crate::commands::with_reply;
 use crate::exit::Exit;
 use crate::flags::Ls;
 use crate::lock_view;
 
 pub(super) fn main(flags: &Ls) -> Exit {
-    with_engine(&flags.engine, &flags.output, async |engine| {
+    with_reply(&flags.engine, &flags.output, async |engine| {
         let inspect = engine.locker.inspect();
         let locks = inspect.list(&flags.prefix).await?;
         let text = if flags.output.json {

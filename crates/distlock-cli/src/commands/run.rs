@@ -70,7 +70,7 @@ async fn run(flags: &Run, repeat: Repeat, notes: &mut Notes) -> Exit {
     loop {
         let result = run_locked(&plan, &engine, flags, &mut signals, notes).await;
         if repeat == Repeat::Once || !result.is_ended_by_loss {
-            engine.finish().await;
+            progress::watched(notes, engine.releasing(), engine.finish()).await;
             return result.exit;
         }
     }
@@ -139,7 +139,7 @@ impl Held {
 
 /// Marks the tick as done after the command has succeeded, and releases the lock.
 async fn mark_done(run: OnceGuard, engine: &Engine, notes: &mut Notes) -> RunResult {
-    match run.done().await {
+    match progress::watched(notes, engine.releasing(), run.done()).await {
         Ok(note) => {
             notes.say(&Note::TickNoted { note });
             notes.say(&Note::Released);
@@ -166,7 +166,8 @@ fn inherit(guard: &LockGuard) -> io::Result<Option<OwnedFd>> {
 /// Releases the lock after the command. A loss found only now is reported like any other.
 async fn release(guard: LockGuard, engine: &Engine, result: RunResult, plan: &Plan, notes: &mut Notes) -> RunResult {
     let was_lost = guard.is_lost();
-    let Err(error) = guard.unlock().await else {
+    let unlocked = progress::watched(notes, engine.releasing(), async { guard.unlock().await }).await;
+    let Err(error) = unlocked else {
         notes.say(&Note::Released);
         return result;
     };
@@ -192,7 +193,9 @@ async fn release(guard: LockGuard, engine: &Engine, result: RunResult, plan: &Pl
 pub fn notes(flags: &Run) -> Result<Notes, String> {
     let notes = Notes::new((&flags.output).into(), flags.output.json);
     match flags.status_fd {
-        Some(number) => notes.with_status(number).map_err(|error| format!("--status-fd {number}: {error}")),
+        Some(number) => notes.with_status(number).map_err(|error| {
+            format!("--status-fd {number}: {error} (the shell opens it: `distlock run --status-fd {number} … {number}> FILE`)")
+        }),
         None => Ok(notes),
     }
 }

@@ -11,13 +11,14 @@ use distlock_serve::{Daemon, Listen, LogLine, News, Options, Place};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
-use crate::advice::explain;
+use crate::advice::{RESTART, explain};
 use crate::commands::block_on;
 use crate::commands::run::ends_waiting;
 use crate::engine::Settings;
 use crate::exit::{Exit, ExitCode};
 use crate::flags;
 use crate::note::{Level, Note, Notes};
+use crate::progress;
 use crate::signal_stream::Signals;
 use crate::sys;
 
@@ -43,7 +44,9 @@ async fn serve(flags: &flags::Serve, notes: &Arc<Mutex<Notes>>) -> Result<Exit, 
     let mut signals = Signals::take_over().map_err(|error| cannot(&error))?;
     allow_many_descriptors();
     let news = News::default();
-    let engine = settings.open_with(Locker::builder().observer(news.clone())).await?;
+    let opening = settings.open_with(Locker::builder().observer(news.clone()));
+    let mut until_open = Notes::new((&flags.output).into(), flags.output.json);
+    let engine = progress::watched(&mut until_open, settings.connecting(), opening).await?;
     let log = notes.clone();
     let options = Options {
         listen,
@@ -129,5 +132,5 @@ fn refused(problem: &Refused) -> Error {
 }
 
 fn cannot(problem: &io::Error) -> Error {
-    Error::new(ErrorKind::Backend, format!("the daemon failed: {problem}"))
+    Error::new(ErrorKind::Backend, format!("the daemon failed: {problem}")).with_help(RESTART)
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use distlock::backend::LockInfo;
 use distlock::{Error, ErrorKind};
 
-use crate::commands::{fail, with_engine};
+use crate::commands::{fail, with_reply};
 use crate::exit::{Exit, ExitCode};
 use crate::flags::Show;
 use crate::{lock_view, once, plan};
@@ -15,7 +15,7 @@ pub(super) fn main(flags: &Show) -> Exit {
         Ok(key) => key,
         Err(problem) => return fail(ExitCode::Usage, problem),
     };
-    with_engine(&flags.engine, &flags.output, async |engine| {
+    with_reply(&flags.engine, &flags.output, async |engine| {
         let inspect = engine.locker.inspect();
         let found = inspect.get(&key).await?;
         let ticks = unless_kept(inspect.ticks(&key).await)?;

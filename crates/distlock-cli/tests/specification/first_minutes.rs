@@ -94,7 +94,7 @@ fn an_error_says_what_to_do_next() {
     let machine = Machine::new();
     machine.write("data", "not a program");
     let data = machine.text("data");
-    let rows: [(&[&str], i32, &str); 12] = [
+    let rows: [(&[&str], i32, &str); 14] = [
         (&["ls", "--url", "redis://127.0.0.1:1"], 69, "`distlock doctor` with the same URL"),
         (&["run", "--url", "etcd://127.0.0.1:1", "job", "true"], 69, "`distlock doctor`"),
         (&["ls", "--url", "nonsense"], 78, "redis://"),
@@ -107,6 +107,8 @@ fn an_error_says_what_to_do_next() {
         (&["ls", "--scope", "cluster"], 78, "DISTLOCK_URL"),
         (&["man", "nonsense"], 64, "`distlock help`"),
         (&["ls", "--config", "no-such-file"], 78, "no-such-file"),
+        (&["run", "", "true"], 64, "1 to 512 bytes of UTF-8"),
+        (&["run", "--status-fd", "77", "job", "true"], 64, "77> FILE"),
     ];
     for (words, code, step) in rows {
         let done = machine.run(words);

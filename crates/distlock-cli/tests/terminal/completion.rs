@@ -4,6 +4,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use distlock_testkit::servers::RedisServer;
+
 use crate::terminal_program::TerminalProgram;
 
 const DISTLOCK: &str = env!("CARGO_BIN_EXE_distlock");
@@ -12,14 +14,20 @@ const DISTLOCK: &str = env!("CARGO_BIN_EXE_distlock");
 struct Locks {
     dir: PathBuf,
     holders: Vec<Child>,
+    /// Where the locks are, unless they are on this machine.
+    url: Option<String>,
 }
 
 impl Locks {
     fn hold(test: &str) -> Locks {
+        Locks::hold_on(test, None)
+    }
+
+    fn hold_on(test: &str, url: Option<String>) -> Locks {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("completion-{test}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
-        let mut locks = Locks { dir, holders: Vec::new() };
+        let mut locks = Locks { dir, holders: Vec::new(), url };
         for name in ["invoice:41", "invoice:42", "nightly", "two words"] {
             let mut command = locks.command(DISTLOCK);
             let mut holder = command.args(["hold", name]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -38,6 +46,7 @@ impl Locks {
         }
         let home = [("HOME", ""), ("XDG_CONFIG_HOME", ""), ("XDG_DATA_HOME", ""), ("DISTLOCK_LOCK_DIR", "locks")];
         command.envs(home.map(|(name, below)| (name, self.dir.join(below)))).current_dir(&self.dir);
+        command.envs(self.url.iter().map(|url| ("DISTLOCK_URL", url)));
         command
     }
 
@@ -122,6 +131,14 @@ fn fish_completes_the_names_of_locks_needs_fish() {
     let text = String::from_utf8_lossy(&done.stdout);
     let names: Vec<_> = text.lines().filter_map(|line| line.split('\t').next()).collect();
     assert_eq!(names, ["invoice:41", "invoice:42", "nightly", "show"], "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+fn the_names_of_locks_on_a_server_are_completed() {
+    let server = RedisServer::start();
+    let locks = Locks::hold_on("server", Some(server.url()));
+    let done = locks.command(DISTLOCK).args(["complete-name", "show", "inv"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "invoice:41\ninvoice:42\n", "{done:?}");
 }
 
 /// A completion that cannot ask the engine completes nothing, says nothing, and does not take long.

@@ -7,8 +7,11 @@ mod completion;
 mod terminal_program;
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::*;
+use distlock_testkit::proxy::Proxy;
+use distlock_testkit::servers::EtcdServer;
 use terminal_program::TerminalProgram;
 
 #[test]
@@ -258,4 +261,39 @@ fn whoever_waits_longer_than_a_second_is_told_for_what() {
     session.expect_text("inside");
     assert!(!session.past.contains("inside\r\ndistlock: waiting"), "once: {}", session.past);
     let _ = std::fs::remove_dir_all(&dir);
+}
+
+/// A server from which every reply takes longer than a second.
+const FAR: Duration = Duration::from_millis(600);
+
+#[test]
+fn a_late_reply_is_announced() {
+    let (server, mut session) = (EtcdServer::start(), TerminalProgram::shell());
+    let proxy = Proxy::start(server.address());
+    proxy.delay(FAR);
+    let url = format!("etcd://{}/", proxy.address());
+    for command in ["ls", "break job --if-token 7 --reason late"] {
+        let words = format!("{} {command} --connect-timeout 60s --url {url}", env!("CARGO_BIN_EXE_distlock"));
+        session.type_text(&format!("{words}; echo code-$?\n"));
+        session.expect_text("code-");
+        let said = std::mem::take(&mut session.past);
+        // Once for the connection, once for the reply.
+        assert_eq!(said.matches(&format!("distlock: waiting for an answer of {url} …")).count(), 2, "{said}");
+    }
+}
+
+#[test]
+fn a_late_release_is_announced() {
+    let go = scratch("late-release");
+    let (server, mut session) = (EtcdServer::start(), TerminalProgram::shell());
+    let proxy = Proxy::start(server.address());
+    session.type_text(&format!("export DISTLOCK_URL=etcd://{}/\n", proxy.address()));
+    let wait = format!("echo in\"\"side; until test -e {}; do sleep 0.02; done", go.display());
+    session.type_text(&format!("{} run job -- sh -c '{wait}'; echo code-$?\n", env!("CARGO_BIN_EXE_distlock")));
+    session.expect_text("inside");
+    proxy.delay(FAR);
+    std::fs::write(&go, "").unwrap();
+    session.expect_text("to confirm the release …");
+    session.expect_text("code-0");
+    let _ = std::fs::remove_file(&go);
 }
