@@ -10,6 +10,7 @@ DECLARE
     l "distlock".locks;
     may_grant boolean;
     is_changed boolean := false;
+    opened integer := 0;
     t timestamptz;
     c record;
 BEGIN
@@ -35,6 +36,9 @@ BEGIN
             l := "distlock"._open(p_names[i]);
             may_grant := "distlock"._may_grant(p_names[i]);
         END IF;
+        IF l.token = 0 THEN
+            opened := opened + 1;
+        END IF;
         -- Read after the row is locked, which may have taken its time.
         t := clock_timestamp();
         o_now := "distlock"._us(t);
@@ -55,6 +59,10 @@ BEGIN
         -- A place in a queue may be lost in a crash: its waiter claims again.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    -- The table grows only by new names, so they sweep it.
+    FOR i IN 1 .. opened LOOP
+        PERFORM "distlock"._sweep("distlock"._day("distlock"._us(t)) - 7);
+    END LOOP;
 END $$;
 
 -- Claims a lock that is held, or has a queue, or that several may hold.
@@ -177,6 +185,7 @@ DECLARE
     l "distlock".locks;
     opened "distlock".locks[] := '{}';
     may_grant boolean;
+    new_names integer := 0;
     t timestamptz;
     a record;
 BEGIN
@@ -212,6 +221,7 @@ BEGIN
     FOR i IN 1 .. cardinality(p_names) LOOP
         l := opened[i];
         IF l.attempt = p_attempts[i] THEN
+        new_names := new_names + (l.token = 0)::integer;
             o_token := l.token;
             l.expires := greatest(l.expires, t + (p_ttls[i] + p_delays[i]) * interval '1 millisecond'); l.handed := false;
         ELSE
@@ -223,3 +233,6 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
+    FOR i IN 1 .. new_names LOOP
+        PERFORM "distlock"._sweep("distlock"._day(o_now) - 7);
+    END LOOP;

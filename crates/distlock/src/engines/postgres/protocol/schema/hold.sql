@@ -1,6 +1,6 @@
 -- Renews, releases and changes holds, and lets a transaction rely on one.
 
--- Renews holds, sorted by name. Returns for each whether it was there.
+-- Renews holds, sorted by name and attempt. Returns for each whether it was there.
 CREATE OR REPLACE FUNCTION "distlock".renew(p_names text[], p_attempts text[], p_leases bigint[])
 RETURNS TABLE (o_now bigint, o_renewed boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -71,9 +71,10 @@ BEGIN
             l := "distlock"._free(l);
         END IF;
     ELSIF l.mode IS NOT NULL AND l.attempt IS NULL THEN
-        -- Not deleted here: a transaction may rely on it.
-        FOR h IN UPDATE "distlock".holders SET expires = t, handed = false
-            WHERE name = p_name AND (attempt = p_attempt OR token = p_token) AND expires > t RETURNING * LOOP
+        -- Not deleted here: a transaction may rely on it. In the order in which renewals lock them.
+        FOR h IN SELECT * FROM "distlock".holders WHERE name = p_name AND (attempt = p_attempt OR token = p_token) AND expires > t
+            ORDER BY attempt COLLATE "C" FOR NO KEY UPDATE LOOP
+            UPDATE "distlock".holders SET expires = t, handed = false WHERE id = h.id;
             o_count := o_count + 1;
             IF p_token IS NOT NULL AND h.channel IS NOT NULL THEN
                 PERFORM pg_notify(h.channel, 'lost ' || h.attempt);

@@ -19,7 +19,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT hashtextextended('"distlock" '
 CREATE OR REPLACE FUNCTION "distlock"._listens(channel text) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$ SELECT channel IS NULL OR NOT pg_try_advisory_xact_lock_shared("distlock"._sign(channel)) $$;
 
--- Drops a few locks that were not used since a day, with what their dead holders and waiters have left.
+-- Drops a few locks that were not used since a day, with what their dead holders and waiters have left. The last step of a
+-- transaction: it locks rows of other locks, out of the order of names.
 CREATE OR REPLACE FUNCTION "distlock"._sweep(p_before date) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -37,7 +38,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Makes the row of a lock and returns it locked. The table grows only here, so it is swept here.
+-- Makes the row of a lock and returns it locked. The token of a new row is 0 until it is granted.
 CREATE OR REPLACE FUNCTION "distlock"._open(p_name text) RETURNS "distlock".locks
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -48,10 +49,7 @@ BEGIN
         SELECT * INTO l FROM "distlock".locks WHERE name = p_name FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
         INSERT INTO "distlock".locks (name, used_on) VALUES (p_name, today) ON CONFLICT (name) DO NOTHING RETURNING * INTO l;
-        IF FOUND THEN
-            PERFORM "distlock"._sweep(today - 7);
-            EXIT;
-        END IF;
+        EXIT WHEN FOUND;
     END LOOP;
     RETURN l;
 END $$;
