@@ -83,3 +83,30 @@ async fn a_handover_is_two_statements() {
     assert!((2..=WAITERS + 3).contains(&claims), "{claims} claims of {WAITERS} waiters");
     assert_eq!(releases, WAITERS + 1, "one statement releases and hands over");
 }
+
+
+#[tokio::test]
+async fn the_token_of_a_lock_is_kept_for_a_week_after_it_was_held() {
+    let bench = Bench::start().await;
+    let locker = Locker::connect(&bench.server.url()).await.expect("connected");
+    // Claimed nine days ago and renewed since; one lease ended by itself yesterday, one more than a week ago.
+    bench.server.sql(
+        "INSERT INTO distlock.locks (name, used_on, token, mode, attempt, since, expires, record) \
+         SELECT name, current_date - 9, 1, 'x', name, now(), now() + ends * interval '1 day', '{}' \
+         FROM (VALUES ('rule', 1), ('function', 1), ('ended', -1), ('forgotten', -8)) AS l (name, ends); \
+         INSERT INTO distlock.locks (name, used_on, token, mode) VALUES ('group', current_date - 9, 1, 's'); \
+         INSERT INTO distlock.holders (name, attempt, token, since, expires, handed, record) \
+         VALUES ('group', 'r', 1, now(), now() - interval '1 day', false, '{}')",
+    );
+    for release in [
+        "UPDATE distlock.lean_release SET name = 'rule', attempt = 'rule' RETURNING is_released",
+        "SELECT o_released FROM distlock.release(NULL, '{function}', '{function}')",
+    ] {
+        assert_eq!(bench.rows(release), ["t"]);
+    }
+    for number in 0..3 {
+        locker.lock(format!("new {number}")).await.expect("granted").unlock().await.expect("released");
+    }
+    let left = bench.rows("SELECT name FROM distlock.locks WHERE name NOT LIKE 'new %' ORDER BY name");
+    assert_eq!(left, ["ended", "function", "group", "rule"]);
+}

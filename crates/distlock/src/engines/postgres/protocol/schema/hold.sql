@@ -32,7 +32,8 @@ BEGIN
     FOR i IN 1 .. cardinality(p_names) LOOP
         o_next := NULL;
         -- The lock has no waiters. A transaction that relies on the hold keeps the next grant out, and not this.
-        UPDATE "distlock".locks SET mode = NULL, attempt = NULL, since = NULL, expires = NULL, handed = false, channel = NULL, record = NULL
+        UPDATE "distlock".locks SET mode = NULL, attempt = NULL, since = NULL, expires = NULL, handed = false, channel = NULL, record = NULL,
+            used_on = "distlock"._day("distlock"._us(clock_timestamp()))
         WHERE name = p_names[i] AND attempt = p_attempts[i] AND NOT queued AND expires > clock_timestamp();
         o_released := FOUND;
         IF NOT FOUND THEN

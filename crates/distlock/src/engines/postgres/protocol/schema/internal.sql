@@ -19,16 +19,17 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT hashtextextended('"distlock" '
 CREATE OR REPLACE FUNCTION "distlock"._listens(channel text) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$ SELECT channel IS NULL OR NOT pg_try_advisory_xact_lock_shared("distlock"._sign(channel)) $$;
 
--- Drops a few locks that were not used since a day, with what their dead holders and waiters have left. The last step of a
--- transaction: it locks rows of other locks, out of the order of names.
+-- Drops a few locks that were not used since a day, with what their dead holders and waiters have left. A lease that ended by itself
+-- was used until then. The last step of a transaction: it locks rows of other locks, out of the order of names.
 CREATE OR REPLACE FUNCTION "distlock"._sweep(p_before date) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     l record;
     t timestamptz := clock_timestamp();
+    week_ago timestamptz := t - interval '7 days';
 BEGIN
-    FOR l IN SELECT k.name FROM "distlock".locks k WHERE k.used_on < p_before AND (k.expires IS NULL OR k.expires < t)
-        AND NOT EXISTS (SELECT FROM "distlock".holders h WHERE k.mode IS NOT NULL AND h.name = k.name AND h.expires > t)
+    FOR l IN SELECT k.name FROM "distlock".locks k WHERE k.used_on < p_before AND (k.expires IS NULL OR k.expires < week_ago)
+        AND NOT EXISTS (SELECT FROM "distlock".holders h WHERE k.mode IS NOT NULL AND h.name = k.name AND h.expires > week_ago)
         AND NOT EXISTS (SELECT FROM "distlock".waiters w WHERE k.queued AND w.name = k.name AND w.alive > t)
         LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
