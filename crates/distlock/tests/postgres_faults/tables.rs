@@ -1,5 +1,6 @@
 //! What the tables are like after much use, or none.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use distlock::Locker;
@@ -109,4 +110,29 @@ async fn the_token_of_a_lock_is_kept_for_a_week_after_it_was_held() {
     }
     let left = bench.rows("SELECT name FROM distlock.locks WHERE name NOT LIKE 'new %' ORDER BY name");
     assert_eq!(left, ["ended", "function", "group", "rule"]);
+}
+
+
+#[tokio::test]
+async fn what_is_left_of_a_row_that_was_deleted_by_hand_is_not_the_new_rows() {
+    let bench = Bench::start().await;
+    let (locker, other) = (bench.direct().await, bench.direct().await);
+    let reader = locker.read("a").ttl(TEST_LIMIT * 2).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(TEST_LIMIT * 2).into_future());
+    bench.until_waiting(1).await;
+    // As the error about a token from the future advises.
+    bench.server.sql("DELETE FROM distlock.locks WHERE name = 'a'");
+    let guard = timeout(TEST_LIMIT, bench.direct().await.lock("a").ttl(TEST_LIMIT * 2).into_future()).await;
+    let guard = guard.expect("in time").expect("a new row");
+    let refused = bench.server.try_sql(&format!("SELECT distlock.hold('a', {})", reader.fencing_token()));
+    assert!(refused.is_err(), "two holders");
+    timeout(TEST_LIMIT, reader.lost()).await.expect("told");
+    let last = tokio::spawn(bench.direct().await.lock("a").into_future());
+    bench.until_waiting(2).await;
+    guard.unlock().await.expect("released");
+    for next in [waiter, last] {
+        let next = timeout(TEST_LIMIT, next).await.expect("in time").expect("no panic").expect("granted");
+        next.unlock().await.expect("released");
+    }
+    bench.expect_nothing_left().await;
 }

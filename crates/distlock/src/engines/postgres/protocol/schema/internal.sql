@@ -50,7 +50,13 @@ BEGIN
         SELECT * INTO l FROM "distlock".locks WHERE name = p_name FOR NO KEY UPDATE;
         EXIT WHEN FOUND;
         INSERT INTO "distlock".locks (name, used_on) VALUES (p_name, today) ON CONFLICT (name) DO NOTHING RETURNING * INTO l;
-        EXIT WHEN FOUND;
+        IF FOUND THEN
+            -- Of a row that was deleted by hand. What a transaction relies on is not waited for.
+            DELETE FROM "distlock".waiters WHERE name = p_name;
+            DELETE FROM "distlock".holders WHERE id IN (
+                SELECT id FROM "distlock".holders WHERE name = p_name FOR UPDATE SKIP LOCKED);
+            EXIT;
+        END IF;
     END LOOP;
     RETURN l;
 END $$;
