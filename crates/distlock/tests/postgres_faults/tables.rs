@@ -85,7 +85,6 @@ async fn a_handover_is_two_statements() {
     assert_eq!(releases, WAITERS + 1, "one statement releases and hands over");
 }
 
-
 #[tokio::test]
 async fn the_token_of_a_lock_is_kept_for_a_week_after_it_was_held() {
     let bench = Bench::start().await;
@@ -112,7 +111,6 @@ async fn the_token_of_a_lock_is_kept_for_a_week_after_it_was_held() {
     assert_eq!(left, ["ended", "function", "group", "rule"]);
 }
 
-
 #[tokio::test]
 async fn what_is_left_of_a_row_that_was_deleted_by_hand_is_not_the_new_rows() {
     let bench = Bench::start().await;
@@ -135,4 +133,28 @@ async fn what_is_left_of_a_row_that_was_deleted_by_hand_is_not_the_new_rows() {
         next.unlock().await.expect("released");
     }
     bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_place_in_the_queue_does_not_wait_for_the_disk_and_a_grant_does() {
+    let bench = Bench::start().await;
+    let session = bench.session().await;
+    let claim = async |attempt: &str, beat_ms: u32| {
+        let claim = format!(
+            "SELECT o_outcome FROM distlock.claim(NULL, 9e15::bigint, '{{a}}', '{{{attempt}}}', '{{x}}', '{{60000}}', '{{0}}', \
+             '{{{beat_ms}}}', '{{\"{{}}\"}}')"
+        );
+        session.batch_execute("BEGIN").await.expect("begun");
+        let outcome: String = session.query_typed_one(&claim, &[]).await.expect("claimed").get(0);
+        let waits: String = session.query_typed_one("SHOW synchronous_commit", &[]).await.expect("shown").get(0);
+        session.batch_execute("COMMIT").await.expect("committed");
+        [outcome, waits]
+    };
+    assert_eq!(claim("x", 0).await, ["granted", "on"]);
+    assert_eq!(claim("y", 0).await, ["busy", "off"], "nothing is stored");
+    assert_eq!(claim("z", 60_000).await, ["busy", "off"], "a place is taken");
+    assert_eq!(claim("z", 60_000).await, ["busy", "off"], "and kept");
+    bench.server.sql("UPDATE distlock.locks SET expires = now() WHERE name = 'a'");
+    assert_eq!(claim("y", 60_000).await, ["busy", "on"], "a hold has ended");
+    assert_eq!(claim("z", 60_000).await, ["granted", "on"]);
 }

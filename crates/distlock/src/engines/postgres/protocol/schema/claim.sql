@@ -154,10 +154,11 @@ BEGIN
             o_mode := l.mode;
         END IF;
     END IF;
-    is_changed := l IS DISTINCT FROM before OR o_outcome = 'granted';
     IF l IS DISTINCT FROM before THEN
         PERFORM "distlock"._store(l);
     END IF;
+    before.queued := l.queued; before.ticket := l.ticket; before.served := l.served;
+    is_changed := l IS DISTINCT FROM before OR o_outcome = 'granted';
 END $$;
 
 -- Returns whether an attempt is the first waiter that lives, and drops dead ones before it.
