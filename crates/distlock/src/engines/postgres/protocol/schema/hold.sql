@@ -163,7 +163,7 @@ DECLARE
 BEGIN
     SELECT * INTO l FROM "distlock".locks k WHERE k.name = hold.name FOR KEY SHARE;
     is_held := l.attempt IS NOT NULL AND l.token = hold.token AND l.expires > clock_timestamp();
-    IF is_held AND current_setting('transaction_isolation') = 'read committed' THEN
+    IF is_held AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
         -- Read again, as of now. If a release committed while the row was being locked, that returned the row from before it, and the
         -- next claim may have passed before the lock was on the free version. If it has not committed yet, that version is locked.
         SELECT k.attempt IS NOT NULL AND k.token = hold.token INTO is_held FROM "distlock".locks k WHERE k.name = hold.name;
