@@ -287,3 +287,22 @@ async fn f42_connections_that_the_application_opens_are_used_and_opened_again() 
     guard.unlock().await.expect("released");
     assert!(opened.load(Ordering::Relaxed) > before, "the old ones were ended");
 }
+
+
+#[tokio::test]
+async fn f28_a_session_without_its_prepared_statements_is_replaced() {
+    let bench = Bench::start().await;
+    let locker = bench.direct().await;
+    // As a pooler does that is not found out, when it lends the session to another client.
+    bench.server.sql(
+        "CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'DEALLOCATE ALL'; RETURN NULL; END $$",
+    );
+    bench.server.sql("CREATE TRIGGER t AFTER UPDATE ON distlock.locks FOR EACH ROW EXECUTE FUNCTION forget()");
+    let guard = locker.lock("warm").ttl(TEST_LIMIT).await.expect("granted");
+    bench.server.sql("DROP TRIGGER t ON distlock.locks");
+    let error = locker.try_lock("other").await.expect_err("the statement is not there");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "definite: {error}");
+    assert!(error.to_string().contains("26000"), "{error}");
+    locker.try_lock("other").await.expect("another session").expect("granted").unlock().await.expect("released");
+    guard.unlock().await.expect("released");
+}
