@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use distlock::backend::postgres::Postgres;
-use distlock::{ErrorKind, Locker};
+use distlock::{ErrorKind, FencingToken, Locker};
 use distlock_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::time::timeout;
 
@@ -210,6 +210,16 @@ async fn f66_hostile_rows_name_no_owner_and_break_nothing() {
     );
     let locks = locker.inspect().list("").await.expect("listed");
     assert!(locks.iter().all(|lock| lock.holder().is_none_or(|holder| holder.record.is_none())), "{locks:?}");
+    // Without an end, and with a hold that no number tells.
+    bench.server.sql(
+        "INSERT INTO distlock.locks (name, token, mode, attempt, used_on) VALUES ('endless', 7, 'x', 'y', now()), \
+         ('endless too', 7, 'x', 'y', now())",
+    );
+    let broken = locker.inspect().force_release("endless", FencingToken::new(7), "a test").await;
+    assert_eq!(broken.expect_err("no owner holds it").kind(), ErrorKind::NotHeld);
+    for name in ["endless", "endless too"] {
+        locker.lock(name).wait(TEST_LIMIT).await.expect("nobody holds it").unlock().await.expect("released");
+    }
     for name in ["odd", "nought"] {
         let outcome = locker.lock(name).wait(ms(100)).await;
         if let Ok(guard) = outcome {
@@ -287,7 +297,6 @@ async fn f42_connections_that_the_application_opens_are_used_and_opened_again() 
     guard.unlock().await.expect("released");
     assert!(opened.load(Ordering::Relaxed) > before, "the old ones were ended");
 }
-
 
 #[tokio::test]
 async fn f28_a_session_without_its_prepared_statements_is_replaced() {

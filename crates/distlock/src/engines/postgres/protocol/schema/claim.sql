@@ -185,8 +185,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     l "distlock".locks;
     opened "distlock".locks[] := '{}';
-    may_grant boolean;
     new_names integer := 0;
+    may_grant boolean;
     t timestamptz;
     a record;
 BEGIN
@@ -221,8 +221,8 @@ BEGIN
     o_outcome := 'granted';
     FOR i IN 1 .. cardinality(p_names) LOOP
         l := opened[i];
-        IF l.attempt = p_attempts[i] THEN
         new_names := new_names + (l.token = 0)::integer;
+        IF l.attempt = p_attempts[i] THEN
             o_token := l.token;
             l.expires := greatest(l.expires, t + (p_ttls[i] + p_delays[i]) * interval '1 millisecond'); l.handed := false;
         ELSE
@@ -233,7 +233,7 @@ BEGIN
         o_place := i;
         RETURN NEXT;
     END LOOP;
-END $$;
     FOR i IN 1 .. new_names LOOP
         PERFORM "distlock"._sweep("distlock"._day(o_now) - 7);
     END LOOP;
+END $$;

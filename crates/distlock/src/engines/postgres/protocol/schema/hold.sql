@@ -64,7 +64,7 @@ BEGIN
     may_grant := "distlock"._may_grant(p_name);
     t := clock_timestamp();
     IF l.attempt = p_attempt OR l.attempt IS NOT NULL AND l.token = p_token THEN
-        o_count := (l.expires > t)::integer;
+        o_count := coalesce(l.expires > t, false)::integer;
         IF p_token IS NOT NULL AND o_count > 0 AND l.channel IS NOT NULL THEN
             PERFORM pg_notify(l.channel, 'lost ' || l.attempt);
         END IF;
