@@ -1,5 +1,7 @@
 //! Configurations that cannot work, and those that must.
 
+use std::future::IntoFuture;
+
 use distlock::{Config, ErrorKind, Locker};
 use distlock_testkit::servers::{Certs, PostgresServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -92,6 +94,15 @@ async fn a_server_with_tls_and_passwords_is_used_and_a_stranger_is_not() {
     config.tls_ca = None;
     let error = Locker::from_config(&config).await.expect_err("neither encrypted nor with a password");
     assert_eq!(error.kind(), ErrorKind::Auth, "{error}");
+    // With the name that stands in the schema's files.
+    let quoted = quoted.replace("a%22b", "a%22distlock%22b");
+    distlock::set_up(&Config::from_url(&quoted).expect("a URL")).await.expect("made");
+    let locker = Locker::connect(&quoted).await.expect("connected");
+    let guard = locker.lock("a").await.expect("granted");
+    let waiter = tokio::spawn(locker.lock("a").as_new_owner().into_future());
+    bench.until("SELECT count(*) FROM \"a\"\"distlock\"\"b'c\".waiters", "1").await;
+    guard.unlock().await.expect("handed over");
+    waiter.await.expect("no panic").expect("granted").unlock().await.expect("released");
 }
 
 #[tokio::test]

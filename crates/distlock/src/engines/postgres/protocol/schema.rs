@@ -59,9 +59,11 @@ impl Schema {
     }
 
     fn in_file(&self, text: &str) -> String {
-        // Inside a text the quotes of the name would end it.
         let literal = format!("'{PLACEHOLDER} ' ||");
-        text.replace(&literal, &format!("'{} ' ||", self.0.replace('\'', "''"))).replace(PLACEHOLDER, &self.0)
+        // Not one replacement after the other: the name may have the placeholder in it.
+        let parts: Vec<String> = text.split(&literal).map(|part| part.replace(PLACEHOLDER, &self.0)).collect();
+        // Inside a text the quotes of the name would end it.
+        parts.join(&format!("'{} ' ||", self.0.replace('\'', "''")))
     }
 }
 
@@ -101,3 +103,5 @@ mod tests {
         assert!(sql.contains(&format!("IF found > {VERSION} THEN")), "and of before.sql");
     }
 }
+        let named_alike = Schema::new("a\"distlock\"b'c").unwrap().sql();
+        assert!(named_alike.contains("'\"a\"\"distlock\"\"b''c\" ' || channel"), "{named_alike}");
