@@ -136,8 +136,9 @@ impl Setup for Replicated {
     async fn start() -> Self {
         let primary = Server::start("distlock", "distlock").await;
         let replica = PostgresServer::options().replica_of(&primary.server).start();
-        let settings = ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"];
-        settings.iter().for_each(|setting| drop(primary.server.sql(setting)));
+        for setting in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+            primary.session.batch_execute(setting).await.expect("set");
+        }
         let is_synchronous =
             "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = 'sync'";
         while primary.session.query_typed_one(is_synchronous, &[]).await.expect("asked").get::<_, i64>(0) != 1 {
