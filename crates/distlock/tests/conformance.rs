@@ -66,6 +66,7 @@ distlock_testkit::conformance! {
     postgres: postgres_setups::Plain,
     postgres_pooled: postgres_setups::Pooled,
     postgres_lent: postgres_setups::Lent,
+    postgres_replicated: postgres_setups::Replicated,
 }
 
 #[cfg(all(feature = "postgres", feature = "tls"))]

@@ -15,6 +15,8 @@ mod fencing;
 mod input;
 #[path = "postgres_faults/lean.rs"]
 mod lean;
+#[path = "postgres_faults/orders.rs"]
+mod orders;
 #[path = "postgres_faults/pool.rs"]
 mod pool;
 #[path = "postgres_faults/processes.rs"]

@@ -14,7 +14,7 @@ mod log_kit;
 #[cfg(feature = "redis")]
 #[path = "security/redis.rs"]
 mod redis;
-#[cfg(all(feature = "redis", feature = "etcd"))]
+#[cfg(all(feature = "redis", feature = "etcd", feature = "postgres"))]
 #[path = "security/secrets.rs"]
 mod secrets;
 #[cfg(all(feature = "redis", feature = "etcd"))]

@@ -278,8 +278,9 @@ fn make_data(options: &PostgresOptions, directory: &Path) {
         Some(primary) => {
             let backup = find("pg_basebackup");
             let from = format!("host={} port={} user=postgres", primary.ip(), primary.port());
-            let copied =
-                run(Command::new(backup).args(["-d", &from, "-R", "-X", "stream", "-c", "fast", "-D"]).arg(&data));
+            let copied = run(Command::new(backup)
+                .args(["-d", &from, "-R", "-X", "stream", "-c", "fast", "--no-sync", "--no-manifest", "-D"])
+                .arg(&data));
             copied.expect("the primary is copied");
         }
     }

@@ -140,3 +140,126 @@ async fn f06_a_connection_cut_at_any_byte_of_the_conversation_grants_once() {
         bench.expect_nothing_left().await;
     }
 }
+
+/// Returns the statement that counts the locks with these names that are held exclusively.
+fn held(names: &str) -> String {
+    format!("SELECT count(*) FROM distlock.locks WHERE name = ANY ('{{{names}}}') AND mode = 'x'")
+}
+
+#[tokio::test]
+async fn f01_a_claim_of_several_whose_commit_was_not_heard_of_is_found_again() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    bench.proxy.drop_replies();
+    let waiting = tokio::spawn(locker.lock_all(["b", "a"]).ttl(TEST_LIMIT * 2).into_future());
+    bench.until(&held("a,b"), "2").await;
+    let stored = bench.rows("SELECT token FROM distlock.locks WHERE name IN ('a', 'b') ORDER BY name");
+    bench.proxy.pass();
+    let both = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
+    let tokens = ["a", "b"].map(|name| both.fencing_token(name).expect("held").to_string());
+    assert_eq!(Vec::from(tokens), stored, "another grant than the first");
+    both.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f01_a_place_whose_commit_was_not_heard_of_is_kept() {
+    let bench = Bench::start().await;
+    let (holder, locker) = (bench.direct().await, bench.behind_proxy().await);
+    let [first, second] = ["a", "b"].map(|name| holder.lock(name).ttl(TEST_LIMIT * 2).into_future());
+    let (first, second) = (first.await.expect("granted"), second.await.expect("granted"));
+    // Its process listens from its first waiter on, so the next claim takes a place at once.
+    let listening = tokio::spawn(locker.lock("b").as_new_owner().into_future());
+    bench.until_waiting(1).await;
+    bench.proxy.drop_replies();
+    let waiting = tokio::spawn(locker.lock("a").as_new_owner().into_future());
+    let place = "SELECT ticket FROM distlock.waiters WHERE name = 'a'";
+    bench.until(place, "1").await;
+    let before = bench.server.sql("SELECT alive FROM distlock.waiters WHERE name = 'a'");
+    bench.proxy.pass();
+    // It is kept over another connection, and another waiter is behind it.
+    bench.until(&format!("{place} AND alive > '{before}' AND distlock._listens(channel)"), "1").await;
+    let other = bench.direct().await;
+    let behind = tokio::spawn(other.lock("a").into_future());
+    bench.until(&format!("{place} ORDER BY ticket"), "1\n2").await;
+    first.unlock().await.expect("released");
+    let next = timeout(TEST_LIMIT, waiting).await.expect("in time").expect("no panic").expect("granted");
+    assert!(!behind.is_finished(), "it was overtaken");
+    drop(next.unlock().await);
+    let last = timeout(TEST_LIMIT, behind).await.expect("in time").expect("no panic").expect("granted");
+    last.unlock().await.expect("released");
+    drop(second.unlock().await);
+    drop(timeout(TEST_LIMIT, listening).await.expect("in time").expect("no panic").expect("granted").unlock().await);
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f04_a_handover_whose_commit_was_not_heard_of_is_made_once() {
+    let bench = Bench::start().await;
+    let (locker, other) = (bench.behind_proxy().await, bench.direct().await);
+    let guard = locker.lock("a").ttl(TEST_LIMIT * 2).await.expect("granted");
+    let waiter = tokio::spawn(other.lock("a").ttl(TEST_LIMIT).into_future());
+    bench.until_waiting(1).await;
+    // Once it knows of the waiter, it releases by the statement that hands over.
+    assert!(locker.try_lock("a").as_new_owner().await.expect("no failure").is_none());
+    bench.proxy.drop_replies();
+    let error = guard.unlock().await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let next = timeout(TEST_LIMIT, waiter).await.expect("in time").expect("no panic").expect("granted");
+    let last = tokio::spawn(bench.direct().await.lock("a").into_future());
+    bench.until_waiting(1).await;
+    bench.proxy.pass();
+    locker.close().await.expect("the release is repeated until it is confirmed");
+    next.check().expect("the repeated release does not end the next hold");
+    assert!(!last.is_finished(), "nor hands it over");
+    next.unlock().await.expect("released");
+    let last = timeout(TEST_LIMIT, last).await.expect("in time").expect("no panic").expect("granted");
+    last.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f01_an_adoption_whose_commit_was_not_heard_of_is_found_again() {
+    let bench = Bench::start().await;
+    let (locker, heir) = (bench.direct().await, bench.behind_proxy().await);
+    // Longer than a request may take.
+    let guard = locker.lock("a").ttl(TTL * 4).await.expect("granted");
+    let (ticket, before) = (guard.export(), bench.server.sql("SELECT attempt FROM distlock.locks WHERE name = 'a'"));
+    bench.proxy.drop_replies();
+    let adopting = tokio::spawn(async move { heir.adopt(&ticket).await });
+    bench.until(&format!("SELECT count(*) FROM distlock.locks WHERE name = 'a' AND attempt <> '{before}'"), "1").await;
+    bench.proxy.pass();
+    let adopted = timeout(TEST_LIMIT, adopting).await.expect("in time").expect("no panic").expect("adopted");
+    assert_eq!(adopted.fencing_token(), guard.fencing_token());
+    let told = timeout(TEST_LIMIT, guard.lost()).await.expect("told");
+    assert!(matches!(told, LossReason::Adopted | LossReason::Revoked), "by a message or its next renewal: {told:?}");
+    adopted.check().expect("held");
+    drop(adopted.unlock().await);
+    bench.expect_nothing_left().await;
+}
+
+#[tokio::test]
+async fn f04_a_forced_release_whose_commit_was_not_heard_of_ends_that_hold_alone() {
+    let bench = Bench::start().await;
+    let (locker, breaker) = (bench.direct().await, bench.behind_proxy().await);
+    let guard = locker.lock("a").await.expect("granted");
+    let token = guard.fencing_token();
+    bench.proxy.drop_replies();
+    let broken = breaker.inspect().force_release("a", token, "a test").await;
+    assert_eq!(broken.expect_err("no answer").kind(), ErrorKind::Unknown);
+    timeout(TEST_LIMIT, guard.lost()).await.expect("told");
+    bench.proxy.pass();
+    let next = bench.direct().await.lock("a").ttl(TEST_LIMIT).await.expect("granted");
+    let again = timeout(TEST_LIMIT, async {
+        loop {
+            match breaker.inspect().force_release("a", token, "a test").await {
+                // The connection without a reply is replaced.
+                Err(error) if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) => {}
+                again => return again,
+            }
+        }
+    });
+    assert_eq!(again.await.expect("in time").expect_err("it is over").kind(), ErrorKind::NotHeld);
+    next.check().expect("another token's");
+    next.unlock().await.expect("released");
+}

@@ -179,3 +179,97 @@ async fn f82_the_handles_statement_relies_on_the_lock_with_its_prefix_and_schema
     let next = locker.lock("a").await.expect("granted");
     next.unlock().await.expect("released");
 }
+
+#[tokio::test]
+async fn f82_the_check_is_the_same_in_read_uncommitted() {
+    let bench = Bench::start().await;
+    let (locker, renewing) = (bench.direct().await, bench.session().await);
+    let token = lease(&locker, "a", TEST_LIMIT).await;
+    let attempt = bench.server.sql("SELECT attempt FROM distlock.locks WHERE name = 'a'");
+    renewing.batch_execute("BEGIN").await.expect("begun");
+    let renew = "SELECT o_renewed FROM distlock.renew('{a}', $1::text[], '{60000}')";
+    renewing.execute(renew, &[&[attempt].as_slice()]).await.expect("renewed");
+    // The server reads committed rows alone there: the row must be read once more, and not locked like a row of a snapshot.
+    for level in ["READ COMMITTED", "READ UNCOMMITTED"] {
+        let session = bench.session().await;
+        session.batch_execute(&format!("BEGIN ISOLATION LEVEL {level}")).await.expect("begun");
+        let checked = timeout(TEST_LIMIT, hold(&session, "a", token)).await;
+        assert!(matches!(checked, Ok(Ok(()))), "{level}: {checked:?}");
+        session.batch_execute("COMMIT").await.expect("ended");
+    }
+    renewing.batch_execute("COMMIT").await.expect("ended");
+}
+
+#[tokio::test]
+async fn f82_a_hold_that_is_broken_is_granted_to_no_other_while_a_transaction_relies_on_it() {
+    let bench = Bench::start().await;
+    let (locker, session) = (bench.direct().await, bench.session().await);
+    let (guard, reader) = (locker.lock("x").await, locker.read("s").await);
+    for guard in [guard.expect("granted"), reader.expect("granted")] {
+        let (name, token) = (guard.key().as_str().to_owned(), guard.fencing_token());
+        session.batch_execute("BEGIN").await.expect("begun");
+        hold(&session, &name, token.get()).await.expect("the hold is live");
+        let other = bench.direct().await;
+        let next = tokio::spawn({
+            let request = other.lock(&*name).ttl(TEST_LIMIT);
+            request.into_future()
+        });
+        bench.until_waiting(1).await;
+        locker.inspect().force_release(&*name, token, "a test").await.expect("broken");
+        timeout(TEST_LIMIT, guard.lost()).await.expect("told");
+        assert!(hold(&bench.session().await, &name, token.get()).await.is_err(), "{name}: a new transaction");
+        assert!(!next.is_finished(), "{name}: granted while a transaction relies on the lock");
+        session.batch_execute("COMMIT").await.expect("ended");
+        let next = timeout(TEST_LIMIT, next).await.expect("in time").expect("no panic").expect("granted");
+        assert!(next.fencing_token() > token);
+        next.unlock().await.expect("released");
+    }
+}
+
+/// Relies on the hold in a transaction that writes its token, from another session than the lock's.
+async fn write(session: &Client, token: u64) -> bool {
+    session.batch_execute("BEGIN").await.expect("begun");
+    let is_held = hold(session, "a", token).await.is_ok();
+    if is_held {
+        session.execute("INSERT INTO writes (token) VALUES ($1)", &[&(token as i64)]).await.expect("written");
+    }
+    session.batch_execute(if is_held { "COMMIT" } else { "ROLLBACK" }).await.expect("ended");
+    is_held
+}
+
+/// Takes the lock and writes, again and again; each time the hold ends at some moment of the transaction. Returns how many writes
+/// were made and how many were refused.
+async fn race(bench: &Bench, rounds: u64, breaks: bool) -> (u64, u64) {
+    let (locker, session) = (bench.direct().await, bench.session().await);
+    let (mut made, mut refused) = (0, 0);
+    for round in 0..rounds {
+        let guard = locker.lock("a").await.expect("granted");
+        let (token, inspect) = (guard.fencing_token(), locker.inspect());
+        let ending = async {
+            sleep(Duration::from_micros(round * 97 % 2000)).await;
+            if breaks {
+                drop(inspect.force_release("a", token, "a test").await);
+            }
+            drop(guard.unlock().await);
+        };
+        let (is_made, ()) = tokio::join!(write(&session, token.get()), ending);
+        made += u64::from(is_made);
+        refused += u64::from(!is_made);
+    }
+    (made, refused)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f82_writes_come_in_the_order_of_tokens_whenever_holds_end() {
+    const ROUNDS: u64 = 150;
+    let bench = Bench::start().await;
+    bench.server.sql("CREATE TABLE writes (at bigserial, token bigint)");
+    let (one, other, third) =
+        tokio::join!(race(&bench, ROUNDS, false), race(&bench, ROUNDS, true), race(&bench, ROUNDS, false));
+    let (made, refused) = (one.0 + other.0 + third.0, one.1 + other.1 + third.1);
+    assert!(made > 0 && refused > 0, "{made} writes were made and {refused} refused: nothing raced");
+    let overtaken =
+        "SELECT count(*) FROM (SELECT token, max(token) OVER (ORDER BY at) AS most FROM writes) w WHERE token < most";
+    assert_eq!(bench.rows(overtaken), ["0"], "a write of an earlier holder came after that of a later one");
+    assert_eq!(bench.rows("SELECT count(*) FROM writes"), [made.to_string()]);
+}

@@ -1,10 +1,12 @@
 //! Configurations that cannot work, and those that must.
 
+use std::future::IntoFuture;
+
 use distlock::{Config, ErrorKind, Locker};
 use distlock_testkit::servers::{Certs, PostgresServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::bench::{Bench, set_up};
+use crate::bench::{Bench, ms, set_up, sleep};
 
 #[tokio::test]
 async fn a_database_without_the_schema_names_the_fix_before_anything_is_locked() {
@@ -54,6 +56,31 @@ async fn users_databases_and_rights_that_are_missing_are_named() {
 }
 
 #[tokio::test]
+async fn the_right_to_use_the_schema_is_enough_where_functions_are_not_everybodys() {
+    let server = PostgresServer::start();
+    server.sql("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC");
+    set_up(&server).await;
+    server.sql("CREATE USER app; GRANT USAGE ON SCHEMA distlock TO app");
+    let locker = Locker::connect(&server.url().replace("postgres@", "app@")).await.expect("ready");
+    let guard = locker.lock("a").await.expect("granted");
+    let token = guard.fencing_token();
+    server.sql(&format!("SET ROLE app; SELECT distlock.hold('a', {token})"));
+    let waiter = tokio::spawn(locker.lock("a").as_new_owner().into_future());
+    while server.sql("SELECT count(*) FROM distlock.waiters WHERE distlock._listens(channel)") != "1" {
+        sleep(ms(10)).await;
+    }
+    guard.unlock().await.expect("released");
+    let next = waiter.await.expect("no panic").expect("granted");
+    assert!(locker.inspect().get("a").await.expect("shown").is_some());
+    next.unlock().await.expect("released");
+    assert!(server.try_sql("SET ROLE app; SELECT distlock._open('a')").is_err(), "no function of ours alone");
+    // Set up again, it restores what was taken away.
+    server.sql("REVOKE EXECUTE ON FUNCTION distlock.claim FROM PUBLIC");
+    set_up(&server).await;
+    locker.lock("b").await.expect("granted").unlock().await.expect("released");
+}
+
+#[tokio::test]
 async fn a_socket_a_second_host_and_a_schema_that_needs_quotes_are_understood() {
     let bench = Bench::start().await;
     let at = bench.server.address();
@@ -67,6 +94,15 @@ async fn a_socket_a_second_host_and_a_schema_that_needs_quotes_are_understood() 
     let guard = Locker::connect(&quoted).await.expect("connected").lock("a").await.expect("granted");
     assert_eq!(bench.server.sql("SELECT count(*) FROM \"a\"\"b'c\".locks WHERE mode = 'x'"), "1");
     guard.unlock().await.expect("released");
+    // With the name that stands in the schema's files.
+    let quoted = quoted.replace("a%22b", "a%22distlock%22b");
+    distlock::set_up(&Config::from_url(&quoted).expect("a URL")).await.expect("made");
+    let locker = Locker::connect(&quoted).await.expect("connected");
+    let guard = locker.lock("a").await.expect("granted");
+    let waiter = tokio::spawn(locker.lock("a").as_new_owner().into_future());
+    bench.until("SELECT count(*) FROM \"a\"\"distlock\"\"b'c\".waiters", "1").await;
+    guard.unlock().await.expect("handed over");
+    waiter.await.expect("no panic").expect("granted").unlock().await.expect("released");
 }
 
 #[cfg(feature = "tls")]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use distlock::backend::postgres::Postgres;
-use distlock::{ErrorKind, Locker};
+use distlock::{ErrorKind, FencingToken, Locker};
 use distlock_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::time::timeout;
 
@@ -210,6 +210,16 @@ async fn f66_hostile_rows_name_no_owner_and_break_nothing() {
     );
     let locks = locker.inspect().list("").await.expect("listed");
     assert!(locks.iter().all(|lock| lock.holder().is_none_or(|holder| holder.record.is_none())), "{locks:?}");
+    // Without an end, and with a hold that no number tells.
+    bench.server.sql(
+        "INSERT INTO distlock.locks (name, token, mode, attempt, used_on) VALUES ('endless', 7, 'x', 'y', now()), \
+         ('endless too', 7, 'x', 'y', now())",
+    );
+    let broken = locker.inspect().force_release("endless", FencingToken::new(7), "a test").await;
+    assert_eq!(broken.expect_err("no owner holds it").kind(), ErrorKind::NotHeld);
+    for name in ["endless", "endless too"] {
+        locker.lock(name).wait(TEST_LIMIT).await.expect("nobody holds it").unlock().await.expect("released");
+    }
     for name in ["odd", "nought"] {
         let outcome = locker.lock(name).wait(ms(100)).await;
         if let Ok(guard) = outcome {
@@ -286,4 +296,22 @@ async fn f42_connections_that_the_application_opens_are_used_and_opened_again() 
     guard.extend(TEST_LIMIT).await.expect("over a new connection");
     guard.unlock().await.expect("released");
     assert!(opened.load(Ordering::Relaxed) > before, "the old ones were ended");
+}
+
+#[tokio::test]
+async fn f28_a_session_without_its_prepared_statements_is_replaced() {
+    let bench = Bench::start().await;
+    let locker = bench.direct().await;
+    // As a pooler does that is not found out, when it lends the session to another client.
+    bench.server.sql(
+        "CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'DEALLOCATE ALL'; RETURN NULL; END $$",
+    );
+    bench.server.sql("CREATE TRIGGER t AFTER UPDATE ON distlock.locks FOR EACH ROW EXECUTE FUNCTION forget()");
+    let guard = locker.lock("warm").ttl(TEST_LIMIT).await.expect("granted");
+    bench.server.sql("DROP TRIGGER t ON distlock.locks");
+    let error = locker.try_lock("other").await.expect_err("the statement is not there");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "definite: {error}");
+    assert!(error.to_string().contains("26000"), "{error}");
+    locker.try_lock("other").await.expect("another session").expect("granted").unlock().await.expect("released");
+    guard.unlock().await.expect("released");
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use distlock::Locker;
-use distlock_testkit::servers::{Data, EtcdServer, RedisServer};
+use distlock::backend::postgres::Postgres;
+use distlock_testkit::servers::{Data, EtcdServer, PostgresServer, RedisServer};
 
 use crate::in_time;
 use crate::log_kit::Log;
@@ -49,6 +50,17 @@ async fn no_password_is_in_any_log_line_error_or_debug_output() {
     said += &life(&url, || {}).await;
     etcd.restart(Data::Kept);
     said += &life(&url.replace(PASSWORD, &format!("{PASSWORD}-wrong")), || {}).await;
+    let mut postgres = PostgresServer::options().password(PASSWORD).start();
+    let url = postgres.url();
+    let config = distlock::Config::from_url(&url).expect("a URL");
+    in_time(&url, distlock::set_up(&config)).await.expect("made");
+    said += &life(&url, || postgres.crash()).await;
+    said += &format!("{:?}", in_time(&url, distlock::set_up(&config)).await);
+    postgres.restart();
+    said += &life(&url.replace(PASSWORD, &format!("{PASSWORD}-wrong")), || {}).await;
+    let builder = || Postgres::tcp("127.0.0.1", postgres.port()).user("postgres").password(PASSWORD);
+    let engine = builder().build().expect("an engine");
+    said += &format!("{config:?} {:?} {engine:?} {:?}", builder(), engine.handle());
 
     let log = log.text();
     assert!(log.contains("lock lost") && log.contains("lock renewal failed"), "there is something to look at: {log}");

@@ -3,6 +3,8 @@
 #[path = "client_pool.rs"]
 mod client_pool;
 
+use std::time::Duration;
+
 use distlock::backend::postgres::Postgres;
 use distlock_testkit::Setup;
 use distlock_testkit::servers::{PgBouncer, PostgresOptions, PostgresServer};
@@ -119,6 +121,39 @@ impl Setup for Lent {
 
     async fn leftovers(&self) -> Vec<String> {
         self.0.left().await
+    }
+}
+
+/// A primary whose grants count when its streaming replica has them. The replica is named first, so that the primary is looked for.
+pub(crate) struct Replicated {
+    primary: Server,
+    replica: PostgresServer,
+}
+
+impl Setup for Replicated {
+    type Engine = Postgres;
+
+    async fn start() -> Self {
+        let primary = Server::start("distlock", "distlock").await;
+        let replica = PostgresServer::options().replica_of(&primary.server).start();
+        for setting in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+            primary.session.batch_execute(setting).await.expect("set");
+        }
+        let is_synchronous =
+            "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = 'sync'";
+        while primary.session.query_typed_one(is_synchronous, &[]).await.expect("asked").get::<_, i64>(0) != 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Replicated { primary, replica }
+    }
+
+    async fn client(&self) -> Postgres {
+        let servers = [&self.replica, &self.primary.server].map(|server| ("127.0.0.1", server.port()));
+        Postgres::any_of(servers).user("postgres").database("postgres").build().expect("an engine")
+    }
+
+    async fn leftovers(&self) -> Vec<String> {
+        self.primary.left().await
     }
 }
 

@@ -45,7 +45,7 @@ impl Client {
     async fn send_all(&self, claims: &[Claim], progress: &Progress) -> Result<Outcome> {
         let items = claims.iter().map(|claim| self.item(claim)).collect::<Result<Vec<ClaimItem>>>()?;
         // In the order in which the server locks their rows.
-        let order = order_by(&items, |item| &item.name);
+        let order = order_by(&items, |item| (&item.name, &item.attempt));
         let texts =
             |field: fn(&ClaimItem) -> &str| order.iter().map(|place| field(&items[*place])).collect::<Vec<&str>>();
         let numbers =

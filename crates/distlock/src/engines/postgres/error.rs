@@ -57,8 +57,9 @@ fn of_server(place: &str, refusal: &DbError, stage: Stage) -> (Error, Verdict) {
         Some(help) => Error::new(kind, message).with_help(help),
         None => Error::new(kind, message),
     };
-    // A server that is read-only is no primary any more; the plans of a session do not survive a schema that was replaced.
-    let is_stale = matches!(refusal.code().code(), "25006" | "0A000" | "XX000");
+    // A server that is read-only is no primary any more; the plans of a session do not survive a schema that was replaced, and
+    // its prepared statements not a pooler that was not found out.
+    let is_stale = matches!(refusal.code().code(), "25006" | "0A000" | "26000" | "XX000");
     (error, if is_undone && !is_stale { Verdict::Keep } else { Verdict::Drop })
 }
 
@@ -71,6 +72,8 @@ fn of_code(code: &str) -> ErrorKind {
         "DL002" => ErrorKind::Config,
         // A reply of another shape than prepared for: the schema was replaced.
         "0A000" => ErrorKind::Unavailable,
+        // A prepared statement that is not there.
+        "26000" => ErrorKind::Unavailable,
         "42501" => ErrorKind::Auth,
         // Characters that the database's encoding does not have.
         "22021" | "22P05" => ErrorKind::InvalidInput,

@@ -54,19 +54,30 @@ impl Schema {
     pub(in crate::engines) fn statements(&self) -> String {
         let parts = PARTS.map(|part| self.in_file(part)).join("\n");
         let serialise = "SELECT pg_advisory_xact_lock(hashtextextended('distlock setup', 0));";
-        let revoke = self.in_file(REVOKE);
-        format!("{serialise}\nCREATE SCHEMA IF NOT EXISTS {self};\n\n{parts}\n{revoke}")
+        let rights = self.in_file(RIGHTS);
+        format!("{serialise}\nCREATE SCHEMA IF NOT EXISTS {self};\n\n{parts}\n{rights}")
     }
 
     fn in_file(&self, text: &str) -> String {
-        // Inside a text the quotes of the name would end it.
         let literal = format!("'{PLACEHOLDER} ' ||");
-        text.replace(&literal, &format!("'{} ' ||", self.0.replace('\'', "''"))).replace(PLACEHOLDER, &self.0)
+        // Not one replacement after the other: the name may have the placeholder in it.
+        let parts: Vec<String> = text.split(&literal).map(|part| part.replace(PLACEHOLDER, &self.0)).collect();
+        // Inside a text the quotes of the name would end it.
+        parts.join(&format!("'{} ' ||", self.0.replace('\'', "''")))
     }
 }
 
-/// No user calls these; the functions that do run with the rights of their owner.
-const REVOKE: &str = "\
+/// A user needs the right to use the schema and no other, also where functions are not everybody's by default. No user calls
+/// the last ones; the functions that do run with the rights of their owner.
+const RIGHTS: &str = "\
+GRANT EXECUTE ON FUNCTION \"distlock\".version(), \"distlock\".compatible_from(), \"distlock\"._us(timestamptz), \"distlock\"._day(bigint),
+    \"distlock\"._sign(text), \"distlock\".hold(text, bigint), \"distlock\".release(text, text[], text[]),
+    \"distlock\".claim(text, bigint, text[], text[], text[], bigint[], bigint[], bigint[], text[]),
+    \"distlock\".claim_all(text, bigint, text[], text[], bigint[], bigint[], text[]), \"distlock\".renew(text[], text[], bigint[]),
+    \"distlock\".adopt(text, bigint, text, text, bigint, text, text, bigint, text), \"distlock\".amend(text, text, text),
+    \"distlock\".force_release(text, bigint), \"distlock\".show(text, text, integer), \"distlock\".read_history(text, integer, integer),
+    \"distlock\".write_history(text[], text[], integer, integer), \"distlock\".read_ticks(text, text, integer),
+    \"distlock\".note_tick(text, text, text, bigint, boolean, text, integer), \"distlock\".list_ticks(text, text, text, integer) TO PUBLIC;
 REVOKE ALL ON FUNCTION \"distlock\"._sweep(date), \"distlock\"._open(text), \"distlock\"._may_grant(text), \"distlock\"._store(\"distlock\".locks),
     \"distlock\"._purge(text, text, text), \"distlock\"._release(text, text, bigint, text) FROM PUBLIC;
 ";
@@ -95,6 +106,8 @@ mod tests {
         assert!(!sql.contains(PLACEHOLDER), "{sql}");
         assert!(sql.contains("CREATE SCHEMA IF NOT EXISTS \"o'locks\";"));
         assert!(sql.contains("'\"o''locks\" ' || channel"), "the name inside a text");
+        let named_alike = Schema::new("a\"distlock\"b'c").unwrap().sql();
+        assert!(named_alike.contains("'\"a\"\"distlock\"\"b''c\" ' || channel"), "{named_alike}");
         let version =
             format!("version() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT {VERSION} $$");
         assert!(sql.contains(&version), "the version is that of version.sql");

@@ -185,9 +185,21 @@ fn missing() -> Error {
     Error::unknown("postgres: the reply has too few rows")
 }
 
-/// Returns the places of `items` in the order of a name of each: the order in which the server locks their rows.
-pub(in crate::engines) fn order_by<T>(items: &[T], name: impl Fn(&T) -> &str) -> Vec<usize> {
+/// Returns the places of `items` in the order of the lock's name and the attempt of each: the order in which every statement
+/// locks their rows, so that statements do not wait for each other.
+pub(in crate::engines) fn order_by<T>(items: &[T], row: impl Fn(&T) -> (&str, &str)) -> Vec<usize> {
     let mut order: Vec<usize> = (0..items.len()).collect();
-    order.sort_by(|one, other| name(&items[*one]).cmp(name(&items[*other])));
+    order.sort_by(|one, other| row(&items[*one]).cmp(&row(&items[*other])));
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_locked_by_name_and_then_by_attempt() {
+        let items = [("b", "1"), ("a", "2"), ("a", "1"), ("B", "3")];
+        assert_eq!(order_by(&items, |item| *item), [3, 2, 1, 0]);
+    }
 }

@@ -50,7 +50,7 @@ impl Sender for ClaimSender {
 
     async fn send(&self, connection: &Connection, items: Vec<ClaimItem>) -> Result<Vec<ClaimReply>> {
         // In the order in which the server locks their rows.
-        let order = order_by(&items, |item| &item.name);
+        let order = order_by(&items, |item| (&item.name, &item.attempt));
         let sorted: Vec<&ClaimItem> = order.iter().map(|place| &items[*place]).collect();
         let texts = |field: fn(&ClaimItem) -> &str| sorted.iter().map(|item| field(item)).collect::<Vec<&str>>();
         let numbers = |field: fn(&ClaimItem) -> i64| sorted.iter().map(|item| field(item)).collect::<Vec<i64>>();

@@ -39,7 +39,7 @@ impl Sender for ReleaseSender {
         let channel = self.links.listener.channel();
         let wake = channel.as_deref();
         // In the order in which the server locks their rows.
-        let order = order_by(&items, |item| &item.name);
+        let order = order_by(&items, |item| (&item.name, &item.attempt));
         let names: Vec<&str> = order.iter().map(|place| items[*place].name.as_str()).collect();
         let attempts: Vec<&str> = order.iter().map(|place| items[*place].attempt.as_str()).collect();
         let rows = connection.query(&self.options.statements.release, &[&wake, &names, &attempts]).await?;

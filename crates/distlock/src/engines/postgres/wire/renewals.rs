@@ -122,7 +122,7 @@ impl RenewSender {
         let connection = self.links.for_renewal().await?;
         let items: Vec<&RenewItem> = calls.iter().flat_map(|call| call.items.iter()).collect();
         // In the order in which the server locks their rows.
-        let order = order_by(&items, |item| &item.name);
+        let order = order_by(&items, |item| (&item.name, &item.attempt));
         let names: Vec<&str> = order.iter().map(|place| items[*place].name.as_str()).collect();
         let attempts: Vec<&str> = order.iter().map(|place| items[*place].attempt.as_str()).collect();
         let leases: Vec<i64> = order.iter().map(|place| items[*place].lease_ms).collect();

@@ -10,6 +10,7 @@ DECLARE
     l "distlock".locks;
     may_grant boolean;
     is_changed boolean := false;
+    opened integer := 0;
     t timestamptz;
     c record;
 BEGIN
@@ -35,6 +36,9 @@ BEGIN
             l := "distlock"._open(p_names[i]);
             may_grant := "distlock"._may_grant(p_names[i]);
         END IF;
+        IF l.token = 0 THEN
+            opened := opened + 1;
+        END IF;
         -- Read after the row is locked, which may have taken its time.
         t := clock_timestamp();
         o_now := "distlock"._us(t);
@@ -55,6 +59,10 @@ BEGIN
         -- A place in a queue may be lost in a crash: its waiter claims again.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    -- The table grows only by new names, so they sweep it.
+    FOR i IN 1 .. opened LOOP
+        PERFORM "distlock"._sweep("distlock"._day("distlock"._us(t)) - 7);
+    END LOOP;
 END $$;
 
 -- Claims a lock that is held, or has a queue, or that several may hold.
@@ -146,10 +154,11 @@ BEGIN
             o_mode := l.mode;
         END IF;
     END IF;
-    is_changed := l IS DISTINCT FROM before OR o_outcome = 'granted';
     IF l IS DISTINCT FROM before THEN
         PERFORM "distlock"._store(l);
     END IF;
+    before.queued := l.queued; before.ticket := l.ticket; before.served := l.served;
+    is_changed := l IS DISTINCT FROM before OR o_outcome = 'granted';
 END $$;
 
 -- Returns whether an attempt is the first waiter that lives, and drops dead ones before it.
@@ -176,6 +185,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     l "distlock".locks;
     opened "distlock".locks[] := '{}';
+    new_names integer := 0;
     may_grant boolean;
     t timestamptz;
     a record;
@@ -211,6 +221,7 @@ BEGIN
     o_outcome := 'granted';
     FOR i IN 1 .. cardinality(p_names) LOOP
         l := opened[i];
+        new_names := new_names + (l.token = 0)::integer;
         IF l.attempt = p_attempts[i] THEN
             o_token := l.token;
             l.expires := greatest(l.expires, t + (p_ttls[i] + p_delays[i]) * interval '1 millisecond'); l.handed := false;
@@ -221,5 +232,8 @@ BEGIN
         PERFORM "distlock"._store(l);
         o_place := i;
         RETURN NEXT;
+    END LOOP;
+    FOR i IN 1 .. new_names LOOP
+        PERFORM "distlock"._sweep("distlock"._day(o_now) - 7);
     END LOOP;
 END $$;

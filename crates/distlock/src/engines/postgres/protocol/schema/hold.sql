@@ -1,6 +1,6 @@
 -- Renews, releases and changes holds, and lets a transaction rely on one.
 
--- Renews holds, sorted by name. Returns for each whether it was there.
+-- Renews holds, sorted by name and attempt. Returns for each whether it was there.
 CREATE OR REPLACE FUNCTION "distlock".renew(p_names text[], p_attempts text[], p_leases bigint[])
 RETURNS TABLE (o_now bigint, o_renewed boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -32,7 +32,8 @@ BEGIN
     FOR i IN 1 .. cardinality(p_names) LOOP
         o_next := NULL;
         -- The lock has no waiters. A transaction that relies on the hold keeps the next grant out, and not this.
-        UPDATE "distlock".locks SET mode = NULL, attempt = NULL, since = NULL, expires = NULL, handed = false, channel = NULL, record = NULL
+        UPDATE "distlock".locks SET mode = NULL, attempt = NULL, since = NULL, expires = NULL, handed = false, channel = NULL, record = NULL,
+            used_on = "distlock"._day("distlock"._us(clock_timestamp()))
         WHERE name = p_names[i] AND attempt = p_attempts[i] AND NOT queued AND expires > clock_timestamp();
         o_released := FOUND;
         IF NOT FOUND THEN
@@ -63,7 +64,7 @@ BEGIN
     may_grant := "distlock"._may_grant(p_name);
     t := clock_timestamp();
     IF l.attempt = p_attempt OR l.attempt IS NOT NULL AND l.token = p_token THEN
-        o_count := (l.expires > t)::integer;
+        o_count := coalesce(l.expires > t, false)::integer;
         IF p_token IS NOT NULL AND o_count > 0 AND l.channel IS NOT NULL THEN
             PERFORM pg_notify(l.channel, 'lost ' || l.attempt);
         END IF;
@@ -71,9 +72,10 @@ BEGIN
             l := "distlock"._free(l);
         END IF;
     ELSIF l.mode IS NOT NULL AND l.attempt IS NULL THEN
-        -- Not deleted here: a transaction may rely on it.
-        FOR h IN UPDATE "distlock".holders SET expires = t, handed = false
-            WHERE name = p_name AND (attempt = p_attempt OR token = p_token) AND expires > t RETURNING * LOOP
+        -- Not deleted here: a transaction may rely on it. In the order in which renewals lock them.
+        FOR h IN SELECT * FROM "distlock".holders WHERE name = p_name AND (attempt = p_attempt OR token = p_token) AND expires > t
+            ORDER BY attempt COLLATE "C" FOR NO KEY UPDATE LOOP
+            UPDATE "distlock".holders SET expires = t, handed = false WHERE id = h.id;
             o_count := o_count + 1;
             IF p_token IS NOT NULL AND h.channel IS NOT NULL THEN
                 PERFORM pg_notify(h.channel, 'lost ' || h.attempt);
@@ -161,7 +163,7 @@ DECLARE
 BEGIN
     SELECT * INTO l FROM "distlock".locks k WHERE k.name = hold.name FOR KEY SHARE;
     is_held := l.attempt IS NOT NULL AND l.token = hold.token AND l.expires > clock_timestamp();
-    IF is_held AND current_setting('transaction_isolation') = 'read committed' THEN
+    IF is_held AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
         -- Read again, as of now. If a release committed while the row was being locked, that returned the row from before it, and the
         -- next claim may have passed before the lock was on the free version. If it has not committed yet, that version is locked.
         SELECT k.attempt IS NOT NULL AND k.token = hold.token INTO is_held FROM "distlock".locks k WHERE k.name = hold.name;

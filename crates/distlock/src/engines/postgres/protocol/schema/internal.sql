@@ -19,15 +19,17 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT hashtextextended('"distlock" '
 CREATE OR REPLACE FUNCTION "distlock"._listens(channel text) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$ SELECT channel IS NULL OR NOT pg_try_advisory_xact_lock_shared("distlock"._sign(channel)) $$;
 
--- Drops a few locks that were not used since a day, with what their dead holders and waiters have left.
+-- Drops a few locks that were not used since a day, with what their dead holders and waiters have left. A lease that ended by itself
+-- was used until then. The last step of a transaction: it locks rows of other locks, out of the order of names.
 CREATE OR REPLACE FUNCTION "distlock"._sweep(p_before date) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     l record;
     t timestamptz := clock_timestamp();
+    week_ago timestamptz := t - interval '7 days';
 BEGIN
-    FOR l IN SELECT k.name FROM "distlock".locks k WHERE k.used_on < p_before AND (k.expires IS NULL OR k.expires < t)
-        AND NOT EXISTS (SELECT FROM "distlock".holders h WHERE k.mode IS NOT NULL AND h.name = k.name AND h.expires > t)
+    FOR l IN SELECT k.name FROM "distlock".locks k WHERE k.used_on < p_before AND (k.expires IS NULL OR k.expires < week_ago)
+        AND NOT EXISTS (SELECT FROM "distlock".holders h WHERE k.mode IS NOT NULL AND h.name = k.name AND h.expires > week_ago)
         AND NOT EXISTS (SELECT FROM "distlock".waiters w WHERE k.queued AND w.name = k.name AND w.alive > t)
         LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
@@ -37,7 +39,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Makes the row of a lock and returns it locked. The table grows only here, so it is swept here.
+-- Makes the row of a lock and returns it locked. The token of a new row is 0 until it is granted.
 CREATE OR REPLACE FUNCTION "distlock"._open(p_name text) RETURNS "distlock".locks
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -49,7 +51,10 @@ BEGIN
         EXIT WHEN FOUND;
         INSERT INTO "distlock".locks (name, used_on) VALUES (p_name, today) ON CONFLICT (name) DO NOTHING RETURNING * INTO l;
         IF FOUND THEN
-            PERFORM "distlock"._sweep(today - 7);
+            -- Of a row that was deleted by hand. What a transaction relies on is not waited for.
+            DELETE FROM "distlock".waiters WHERE name = p_name;
+            DELETE FROM "distlock".holders WHERE id IN (
+                SELECT id FROM "distlock".holders WHERE name = p_name FOR UPDATE SKIP LOCKED);
             EXIT;
         END IF;
     END LOOP;
@@ -92,7 +97,8 @@ DECLARE
     h "distlock".holders;
 BEGIN
     IF l.attempt IS NOT NULL THEN
-        IF l.expires <= p_now AND p_may_grant THEN
+        -- A row that was written by hand may have no end.
+        IF (l.expires > p_now) IS NOT TRUE AND p_may_grant THEN
             IF l.handed AND l.queued THEN
                 PERFORM "distlock"._purge(l.name, l.channel, p_wake);
             END IF;

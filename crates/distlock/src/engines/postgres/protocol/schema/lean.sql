@@ -23,7 +23,8 @@ RETURNING ''::text, ''::text, 0::bigint, 0::bigint, ''::text, ''::text, l.token;
 CREATE OR REPLACE VIEW "distlock".lean_release AS SELECT ''::text AS name, ''::text AS attempt, true AS is_released;
 
 CREATE OR REPLACE RULE free AS ON UPDATE TO "distlock".lean_release DO INSTEAD
-UPDATE "distlock".locks l SET mode = NULL, attempt = NULL, since = NULL, expires = NULL, handed = false, channel = NULL, record = NULL
+UPDATE "distlock".locks l SET mode = NULL, attempt = NULL, since = NULL, expires = NULL, handed = false, channel = NULL, record = NULL,
+    used_on = "distlock"._day((date_part('epoch', clock_timestamp()) * 1000000)::bigint)
 WHERE l.name = NEW.name AND l.attempt = NEW.attempt AND NOT l.queued AND l.expires > clock_timestamp()
 RETURNING ''::text, ''::text, true;
 
