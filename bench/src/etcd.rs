@@ -7,6 +7,7 @@ mod held;
 #[path = "../../crates/distlock/src/engines/etcd/protocol/messages.rs"]
 #[allow(dead_code, reason = "the engine uses the rest")]
 mod messages;
+mod pairs;
 mod parts;
 mod queue_floor;
 mod raw;
@@ -21,6 +22,7 @@ use distlock_testkit::servers::{EtcdServer, EtcdVersion};
 
 pub(crate) use self::contended::contender;
 use self::handoffs::Handoffs;
+pub(crate) use self::pairs::pairs;
 use self::raw::Raw;
 
 const PAIRS: usize = 2100;

@@ -14,6 +14,7 @@ fn main() {
         "core" => core::run(),
         "etcd" => etcd::run(&std::env::args().skip(2).collect::<Vec<_>>()),
         "etcd-contender" => etcd::contender(&std::env::args().skip(2).collect::<Vec<_>>()),
+        "etcd-pairs" => etcd::pairs(&std::env::args().skip(2).collect::<Vec<_>>()),
         "postgres" => postgres::run(),
         "redis" => redis::run(),
         "redlock" => redlock::run(&std::env::args().skip(2).collect::<Vec<_>>()),

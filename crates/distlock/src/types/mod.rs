@@ -13,7 +13,7 @@ pub(crate) mod mode;
 pub(crate) mod options;
 pub(crate) mod owner;
 pub(crate) mod random_bytes;
-#[cfg(any(feature = "postgres", feature = "redis", test))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", test))]
 pub(crate) mod record_json;
 pub(crate) mod secret;
 #[cfg(feature = "serde")]

@@ -57,7 +57,7 @@ fn write_process(process: &Arc<Process>, out: &mut Vec<u8>) {
     });
 }
 
-fn write_text(text: &str, out: &mut Vec<u8>) {
+pub(crate) fn write_text(text: &str, out: &mut Vec<u8>) {
     // All bytes, without an early end: so the compiler looks at many at a time.
     let is_plain = text.bytes().fold(true, |all, byte| all & (byte >= b' ') & (byte != b'"') & (byte != b'\\'));
     if is_plain {

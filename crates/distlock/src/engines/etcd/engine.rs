@@ -124,27 +124,30 @@ impl Engine {
     }
 
     /// Returns the result of `task`, which goes on when the caller's future is dropped or not polled.
-    pub(super) async fn finish<T, E>(&self, task: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, E>
+    pub(super) fn finish<'a, T, E>(
+        &'a self,
+        task: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> impl Future<Output = Result<T, E>> + Send + 'a
     where
         T: Send + 'static,
         E: From<Failure> + Send + 'static,
     {
-        self.tasks.finish(self.client.runtime(), task).await
+        self.tasks.finish(self.client.runtime(), Box::pin(task))
     }
 
     /// The same for a short request: `task` runs where the caller does, which saves two changes of threads, unless
     /// other attempts depend on it. If that runtime ends first, so does `task`.
-    pub(super) async fn finish_near<T, E>(
-        &self,
+    pub(super) fn finish_near<'a, T, E>(
+        &'a self,
         is_alone: bool,
         task: impl Future<Output = Result<T, E>> + Send + 'static,
-    ) -> Result<T, E>
+    ) -> impl Future<Output = Result<T, E>> + Send + 'a
     where
         T: Send + 'static,
         E: From<Failure> + Send + 'static,
     {
         let runtime = if is_alone { self.client.home().1 } else { self.client.runtime() };
-        self.tasks.finish(runtime, task).await
+        self.tasks.finish(runtime, Box::pin(task))
     }
 
     /// Returns whether `attempt` most likely is the only one that wants its lock.

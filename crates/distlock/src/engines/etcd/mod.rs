@@ -86,7 +86,8 @@ impl Backend for Etcd {
 
     async fn claim(&self, claim: &Claim) -> Result<Claimed> {
         match claim.mode() {
-            Mode::Reentrant => self.engine.claim_entry(claim).await,
+            // Boxed: a future has room for the largest of those that it may wait for, and is made for every claim.
+            Mode::Reentrant => Box::pin(self.engine.claim_entry(claim)).await,
             _ => self.engine.claim(claim).await,
         }
     }
@@ -108,7 +109,7 @@ impl Backend for Etcd {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         match claim.mode() {
-            Mode::Reentrant => self.engine.release_entry(claim).await,
+            Mode::Reentrant => Box::pin(self.engine.release_entry(claim)).await,
             _ => self.engine.release(claim).await,
         }
     }

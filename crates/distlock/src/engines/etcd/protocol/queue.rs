@@ -37,7 +37,7 @@ pub(crate) struct KeyRequest {
 
 impl KeyRequest {
     pub(crate) fn put(&self, slot: Option<u32>) -> PutRequest {
-        let value = self.value.clone().with_slot(slot).to_value();
+        let value = self.value.to_value_with(slot);
         PutRequest { key: self.key.clone(), value, lease: self.lease, ..PutRequest::default() }
     }
 

@@ -6,10 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::Claim;
 use crate::types::owner::{Holder, MAX_TEXT_BYTES, Record};
+use crate::types::record_json::{write_json, write_number, write_text};
 use crate::types::token::{AttemptId, FencingToken};
 
 /// Longer values are not ours: owner, label, host and user are short.
 const MAX_BYTES: usize = 4096;
+
+/// Room for a value of ordinary length.
+const VALUE_BYTES: usize = 320;
 
 /// The field of a hold that is ended by force. Its old holder finds it in the history.
 const BROKEN: &str = "broken";
@@ -51,8 +55,27 @@ impl Value {
     }
 
     pub(crate) fn to_value(&self) -> Vec<u8> {
-        // Text and numbers always have a JSON form.
-        serde_json::to_vec(self).unwrap_or_default()
+        self.to_value_with(self.slot)
+    }
+
+    /// Returns the same with another slot, byte by byte as serde writes it.
+    pub(crate) fn to_value_with(&self, slot: Option<u32>) -> Vec<u8> {
+        let mut out = Vec::with_capacity(VALUE_BYTES);
+        write_json(&self.record, &mut out);
+        // The record's closing brace.
+        out.pop();
+        out.extend_from_slice(b",\"attempt\":");
+        write_text(&self.attempt, &mut out);
+        out.extend_from_slice(b",\"ttl_ms\":");
+        write_number(self.ttl_ms, &mut out);
+        out.extend_from_slice(b",\"lease\":");
+        write_text(&self.lease, &mut out);
+        if let Some(slot) = slot {
+            out.extend_from_slice(b",\"slot\":");
+            write_number(slot.into(), &mut out);
+        }
+        out.push(b'}');
+        out
     }
 }
 
@@ -109,6 +132,9 @@ mod tests {
         let entry = Value::new(&claim, 0x2a).with_slot(Some(3));
         let value = entry.to_value();
         assert_eq!(read(&value).unwrap(), entry);
+        for entry in [entry.clone().with_slot(None), entry.clone()] {
+            assert_eq!(entry.to_value(), serde_json::to_vec(&entry).unwrap());
+        }
         assert!(entry.is_of(claim.attempt) && !entry.is_of(AttemptId::random()));
         let broken = mark_broken(&value, "stuck\n").unwrap();
         assert_eq!(read(&broken).unwrap(), entry, "it is still readable");

@@ -4,6 +4,7 @@
 //! core neither claims nor renews it again, its key is deleted as if it had had a lease for itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,21 +170,43 @@ pub(crate) struct Attempts(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    all: HashMap<AttemptId, Arc<Attempt>>,
+    all: HashMap<AttemptId, Arc<Attempt>, BuildHasherDefault<OwnBits>>,
     by_key: HashMap<Vec<u8>, AttemptId>,
-    /// How many attempts each lock has.
-    by_lock: HashMap<Vec<u8>, usize>,
+    by_lock: HashMap<Vec<u8>, OfLock>,
     /// The keys that this client has deleted last.
     left: VecDeque<QueueKey>,
     /// The holds that last for a while.
-    long_holds: HashSet<AttemptId>,
+    long_holds: HashSet<AttemptId, BuildHasherDefault<OwnBits>>,
     numbers: KeyNumbers,
     /// When to look after which. An entry that is not the attempt's own [`next_look`](Attempt::next_look) is void.
     agenda: BTreeSet<(Moment, AttemptId)>,
     /// The waiters for the end of a key: the next in the queue. Names that nest have one for each queue that it is in.
     behind: BTreeMap<QueueKey, Vec<AttemptId>>,
-    /// The last attempt of this client that got a lock for itself alone, until it has left.
-    holders: HashMap<Vec<u8>, AttemptId>,
+}
+
+/// What this client has to do with one lock.
+#[derive(Debug, Default)]
+struct OfLock {
+    /// How many attempts it has.
+    attempts: usize,
+    /// The last attempt of this client that got the lock for itself alone, until it has left.
+    holder: Option<AttemptId>,
+}
+
+/// Hashes attempt ids, which are random and this client's own: their bits are their hash.
+#[derive(Debug, Default)]
+struct OwnBits(u64);
+
+impl Hasher for OwnBits {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks_exact(size_of::<u64>()) {
+            self.0 ^= word.try_into().map_or(0, u64::from_ne_bytes);
+        }
+    }
 }
 
 impl Attempts {
@@ -243,13 +266,10 @@ impl Attempts {
             return;
         }
         table.all.remove(&attempt.id);
-        table.count_out(&attempt.lock);
+        table.count_out(attempt);
         table.long_holds.remove(&attempt.id);
         if table.by_key.get(&attempt.key) == Some(&attempt.id) {
             table.by_key.remove(&attempt.key);
-        }
-        if table.holders.get(&attempt.lock) == Some(&attempt.id) {
-            table.holders.remove(&attempt.lock);
         }
         let (before, created, is_free) = {
             let state = attempt.state();
@@ -296,7 +316,7 @@ impl Attempts {
 
     /// Returns whether this client has more attempts for the lock of `attempt`.
     pub(crate) fn has_company(&self, attempt: &Attempt) -> bool {
-        self.table().by_lock.get(&attempt.lock).is_some_and(|count| *count > 1)
+        self.table().by_lock.get(&attempt.lock).is_some_and(|lock| lock.attempts > 1)
     }
 
     /// The hold of `attempt` lasts for a while. Returns how many do.
@@ -347,15 +367,18 @@ impl Attempts {
     /// `attempt` has the lock now. Waiters do not wait for one of several holders.
     pub(crate) fn set_holder(&self, attempt: &Attempt) {
         let mut table = self.table();
-        if attempt.mode() == Mode::Exclusive && table.has(attempt) {
-            table.holders.insert(attempt.lock.clone(), attempt.id);
+        if attempt.mode() == Mode::Exclusive
+            && table.has(attempt)
+            && let Some(lock) = table.by_lock.get_mut(&attempt.lock)
+        {
+            lock.holder = Some(attempt.id);
         }
     }
 
     /// Returns the holder of the lock at `lock`, if it is an attempt of this client.
     pub(crate) fn holder(&self, lock: &[u8]) -> Option<(QueueKey, Holder)> {
         let table = self.table();
-        let attempt = table.all.get(table.holders.get(lock)?)?;
+        let attempt = table.holder_of(lock)?;
         let own = attempt.own_key()?;
         let token = FencingToken::new(own.created.unsigned_abs());
         Some((own, Holder::new(Some(attempt.shown.lock().record.clone()), Some(token))))
@@ -364,7 +387,7 @@ impl Attempts {
     /// Whether the lock goes from one attempt of this client to the next, so that a release of it is about to be sent.
     pub(crate) fn is_passed_on(&self, lock: &[u8], now: Moment) -> bool {
         let table = self.table();
-        let Some(holder) = table.holders.get(lock).and_then(|id| table.all.get(id)) else { return false };
+        let Some(holder) = table.holder_of(lock) else { return false };
         let state = holder.state();
         let has_next = table.behind.contains_key(&holder.key_made_at(state.created()));
         state.is_released_soon(now, has_next)
@@ -475,12 +498,15 @@ impl Table {
             next_look: AtomicU64::default(),
         });
         self.look_at(&attempt, look);
-        *self.by_lock.entry(attempt.lock.clone()).or_default() += 1;
+        match self.by_lock.get_mut(&attempt.lock) {
+            Some(lock) => lock.attempts += 1,
+            None => drop(self.by_lock.insert(attempt.lock.clone(), OfLock { attempts: 1, holder: None })),
+        }
         if attempt.named.is_some() {
             self.by_key.insert(attempt.key.clone(), attempt.id);
         }
         if let Some(old) = self.all.insert(attempt.id, attempt.clone()) {
-            self.count_out(&old.lock);
+            self.count_out(&old);
         }
         attempt
     }
@@ -490,14 +516,19 @@ impl Table {
         self.agenda.insert((look, attempt.id));
     }
 
-    /// An attempt for `lock` is forgotten.
-    fn count_out(&mut self, lock: &[u8]) {
-        if let Some(count) = self.by_lock.get_mut(lock) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_lock.remove(lock);
+    /// `attempt` is forgotten.
+    fn count_out(&mut self, attempt: &Attempt) {
+        if let Some(lock) = self.by_lock.get_mut(&attempt.lock) {
+            lock.attempts -= 1;
+            lock.holder = lock.holder.filter(|holder| *holder != attempt.id);
+            if lock.attempts == 0 {
+                self.by_lock.remove(&attempt.lock);
             }
         }
+    }
+
+    fn holder_of(&self, lock: &[u8]) -> Option<&Arc<Attempt>> {
+        self.all.get(&self.by_lock.get(lock)?.holder?)
     }
 
     /// Whether this very attempt is here: another may have taken its id, or its key, since it was forgotten.
@@ -511,6 +542,9 @@ impl Table {
 
     /// Wakes the waiters for the end of a key of this name that was made before `revision`.
     fn wake_behind(&mut self, key: &[u8], revision: i64) {
+        if self.behind.is_empty() {
+            return;
+        }
         self.notify_behind(key, revision);
         let made = |created| QueueKey { key: key.to_vec(), created };
         let ended: Vec<_> = self.behind.range(made(0)..made(revision)).map(|(awaited, _)| awaited.clone()).collect();

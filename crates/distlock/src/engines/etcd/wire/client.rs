@@ -17,6 +17,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
+use crate::contract::BoxFuture;
 use crate::engines::etcd::error::{Failure, Fault};
 use crate::engines::etcd::protocol::messages::{
     AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
@@ -24,6 +25,7 @@ use crate::engines::etcd::protocol::messages::{
 use crate::engines::etcd::protocol::methods::{AUTHENTICATE, TXN, WATCH};
 use crate::engines::etcd::wire::caller_runtime::CallerRuntime;
 use crate::engines::etcd::wire::endpoint::{Endpoint, Home};
+use crate::engines::etcd::wire::unary::{ShortCodec, UnaryChannel};
 
 /// A client that sends no more requests than these has one connection, the keeper's.
 const FEW_REQUESTS: u64 = 8;
@@ -132,22 +134,31 @@ impl Client {
     ///
     /// A server that certainly did nothing is followed by the next one; after an unknown outcome it is the caller's
     /// turn to repeat the request, which then goes to another server over a new connection.
-    pub(crate) async fn call<Q, A>(&self, path: &'static str, request: Q, timeout: Duration) -> Result<A, Failure>
+    ///
+    /// Boxed: tonic's future is larger than all that is around it, where it would be moved several times.
+    pub(crate) fn call<'a, Q, A>(
+        &'a self,
+        path: &'static str,
+        request: Q,
+        timeout: Duration,
+    ) -> BoxFuture<'a, Result<A, Failure>>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        let asked = Mutex::new(None);
-        match tokio::time::timeout(timeout, self.ask_around(path, request, &asked)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Failure::timeout()),
-        }
-        .inspect_err(|failure| {
-            if failure.fault == Fault::Unknown
-                && let Some(route) = *asked.lock()
-            {
-                self.leave(route);
+        Box::pin(async move {
+            let asked = Mutex::new(None);
+            match tokio::time::timeout(timeout, self.ask_around(path, request, &asked)).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Failure::timeout()),
             }
+            .inspect_err(|failure| {
+                if failure.fault == Fault::Unknown
+                    && let Some(route) = *asked.lock()
+                {
+                    self.leave(route);
+                }
+            })
         })
     }
 
@@ -258,7 +269,7 @@ impl Client {
     }
 
     /// Asks one server after the other until one answers; the last one that was asked is put into `asked`.
-    async fn ask_around<Q, A>(&self, path: &'static str, request: Q, asked: &LastRoute) -> Result<A, Failure>
+    async fn ask_around<Q, A>(&self, path: &'static str, mut request: Q, asked: &LastRoute) -> Result<A, Failure>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -271,7 +282,8 @@ impl Client {
         loop {
             let (channel, route) = self.choose(self.home());
             *asked.lock() = Some(route);
-            let failure = match self.ask(channel, path, request.clone()).await {
+            let again = (servers > 1 || may_log_in).then(|| request.clone());
+            let failure = match self.ask(channel, path, request).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
@@ -289,6 +301,7 @@ impl Client {
                 }
                 _ => return Err(failure),
             }
+            request = again.ok_or(failure)?;
         }
     }
 
@@ -297,12 +310,13 @@ impl Client {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let mut grpc = Grpc::new(channel);
+        let mut grpc = Grpc::new(UnaryChannel(channel));
         grpc.ready().await.map_err(|e| Failure::from(tonic::Status::from_error(e.into())))?;
         self.sent.fetch_add(1, Ordering::Relaxed);
         #[cfg(test)]
         let asked = self.as_of_3_7.load(Ordering::Relaxed).then(|| request.encode_to_vec());
-        let answer = grpc.unary(self.dress(request), PathAndQuery::from_static(path), codec()).await?;
+        let codec = ShortCodec::default();
+        let answer = grpc.unary(self.dress(request), PathAndQuery::from_static(path), codec).await?;
         #[cfg(test)]
         if let Some(asked) = asked {
             return Ok(crate::engines::etcd::wire::keys_only::without_leases(path, &asked, answer.into_inner()));

@@ -7,4 +7,5 @@ pub(crate) mod endpoint;
 #[cfg(test)]
 pub(crate) mod keys_only;
 pub(crate) mod tasks;
+pub(crate) mod unary;
 pub(crate) mod watches;

@@ -4,6 +4,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
+use crate::contract::BoxFuture;
 use crate::engines::etcd::error::{Failure, Fault};
 use crate::types::sync::Mutex;
 
@@ -34,11 +35,7 @@ impl Tasks {
 
     /// Returns the result of `task`, which runs on `runtime` and goes on when the caller's future is dropped or not
     /// polled.
-    pub(crate) async fn finish<T, E>(
-        &self,
-        runtime: &Handle,
-        task: impl Future<Output = Result<T, E>> + Send + 'static,
-    ) -> Result<T, E>
+    pub(crate) async fn finish<T, E>(&self, runtime: &Handle, task: BoxFuture<'static, Result<T, E>>) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<Failure> + Send + 'static,
