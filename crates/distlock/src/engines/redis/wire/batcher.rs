@@ -115,6 +115,10 @@ struct BatchLane {
 }
 
 impl BatchLane {
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.queue.is_empty()
+    }
+
     fn is_due(&self) -> bool {
         !self.queue.is_empty() && self.in_flight < MOST_IN_FLIGHT
     }
@@ -158,8 +162,17 @@ impl Batcher {
         if lanes.is_dead {
             return Path::Dead;
         }
+        let is_idle = |kind: &CallKind| lanes.of_kind[*kind as usize].is_idle();
+        let is_alone = match kind {
+            // Beside lean calls there are other tasks, with which it shares a call or at least a write.
+            CallKind::LeanClaim | CallKind::LeanRelease => {
+                [CallKind::LeanClaim, CallKind::LeanRelease].iter().all(is_idle)
+            }
+            // Others wait for what they let happen.
+            CallKind::Claim | CallKind::Release => is_idle(&kind),
+        };
         let lane = &mut lanes.of_kind[kind as usize];
-        if lane.in_flight == 0 && lane.queue.is_empty() {
+        if is_alone {
             lane.in_flight = 1;
             return Path::Alone(request, Some(Single(self, kind)));
         }

@@ -94,14 +94,17 @@ fn drive(
         // Behind the callers whose replies came with the messages: a runtime runs the task first that was woken last, and for
         // the release of the new holder others wait.
         let waking = poll_fn(|_| {
-            if let Some(waiting) = &waiting {
-                waiting.wake_told();
-            }
+            waiting.iter().for_each(|waiting| waiting.wake_told());
             Poll::<()>::Pending
         });
+        let driving = async {
+            driver.await;
+            // Once more for the others: they deliver what came with the end of the connection.
+            tokio::task::yield_now().await;
+        };
         tokio::select! {
             biased;
-            () = driver => {}
+            () = driving => {}
             () = connection.send_batches() => {}
             () = loading => {}
             () = listening => {}

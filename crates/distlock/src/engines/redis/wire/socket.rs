@@ -179,6 +179,7 @@ impl Socket {
     fn close_by(&self, cause: Option<RedisError>) {
         let mut state = self.0.lock();
         let (stream, mut unanswered) = (state.stream.take(), std::mem::take(&mut state.unanswered));
+        state.output = Vec::new();
         let driver = state.driver.clone();
         drop(state);
         let first = unanswered.pop_front().and_then(|first| first.recipient);
@@ -280,7 +281,14 @@ impl SocketState {
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(length)) => (self.taken, self.is_flushed) = (self.taken + length, false),
                 Poll::Ready(Err(error)) => return Err(error),
-                Poll::Pending => return Ok(()),
+                Poll::Pending => {
+                    // Not each time: what is left is moved.
+                    if self.taken > KEPT && 2 * self.taken > self.output.len() {
+                        self.output.drain(..self.taken);
+                        self.taken = 0;
+                    }
+                    return Ok(());
+                }
             }
         }
         self.taken = 0;
