@@ -25,11 +25,6 @@ impl<T> Mutex<T> {
         Mutex(imp::Mutex::new(value))
     }
 
-    /// Returns the value.
-    pub(crate) fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(imp::PoisonError::into_inner)
-    }
-
     /// Waits for the mutex and locks it.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(imp::PoisonError::into_inner)

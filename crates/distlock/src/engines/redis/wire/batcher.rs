@@ -112,13 +112,11 @@ struct BatchLane {
     /// How many calls are unanswered.
     in_flight: usize,
     queue: VecDeque<Entry>,
+    /// The caller whose request is in flight alone, if there is one.
+    single: Option<Waker>,
 }
 
 impl BatchLane {
-    fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.queue.is_empty()
-    }
-
     fn is_due(&self) -> bool {
         !self.queue.is_empty() && self.in_flight < MOST_IN_FLIGHT
     }
@@ -132,16 +130,15 @@ pub(super) struct Entry {
 
 /// How a request is sent.
 pub(super) enum Path<'a> {
-    /// As a call of its own: the only one of its kind, or beside any others.
-    Alone(Request, Option<Single<'a>>),
+    Alone(Request, Single<'a>),
     Batched(oneshot::Receiver<Result<RequestReply>>),
     /// Not at all: the connection is broken.
     Dead,
 }
 
 /// Whether a batch was handed to the connection.
-pub(super) enum HandOver {
-    Sent,
+pub(super) enum HandOver<T> {
+    Sent(T),
     /// A caller has dropped its request meanwhile.
     Incomplete(Vec<Entry>),
     /// The connection is broken.
@@ -162,19 +159,10 @@ impl Batcher {
         if lanes.is_dead {
             return Path::Dead;
         }
-        let is_idle = |kind: &CallKind| lanes.of_kind[*kind as usize].is_idle();
-        let is_alone = match kind {
-            // Beside lean calls there are other tasks, with which it shares a call or at least a write.
-            CallKind::LeanClaim | CallKind::LeanRelease => {
-                [CallKind::LeanClaim, CallKind::LeanRelease].iter().all(is_idle)
-            }
-            // Others wait for what they let happen.
-            CallKind::Claim | CallKind::Release => is_idle(&kind),
-        };
         let lane = &mut lanes.of_kind[kind as usize];
-        if is_alone {
+        if lane.in_flight == 0 && lane.queue.is_empty() {
             lane.in_flight = 1;
-            return Path::Alone(request, Some(Single(self, kind)));
+            return Path::Alone(request, Single(self, kind));
         }
         let (reply, replied) = oneshot::channel();
         lane.queue.push_back(Entry { request, reply });
@@ -215,7 +203,7 @@ impl Batcher {
 
     /// Calls `send` for entries whose callers all wait still, under the lock that every request takes when it enters. Keeps
     /// the entries until they are answered.
-    pub(super) fn hand_over(&self, kind: CallKind, entries: Vec<Entry>, send: impl FnOnce()) -> HandOver {
+    pub(super) fn hand_over<T>(&self, kind: CallKind, entries: Vec<Entry>, send: impl FnOnce() -> T) -> HandOver<T> {
         let mut lanes = self.lanes();
         if lanes.is_dead {
             return HandOver::Dead(entries);
@@ -223,8 +211,7 @@ impl Batcher {
             return HandOver::Incomplete(entries);
         }
         lanes.sent.push_back((kind, entries));
-        send();
-        HandOver::Sent
+        HandOver::Sent(send())
     }
 
     /// Takes the entries of the batch that was sent first: it is answered first.
@@ -237,17 +224,25 @@ impl Batcher {
         self.lanes().of_kind[kind as usize].in_flight -= 1;
     }
 
-    /// Takes all requests out. From now on none enters.
+    /// Has the caller of the request that is in flight alone woken when the connection breaks.
+    pub(super) fn watch_alone(&self, kind: CallKind, context: &Context<'_>) {
+        self.lanes().of_kind[kind as usize].single = Some(context.waker().clone());
+    }
+
+    /// Takes all requests out. From now on none enters; the callers whose requests are in flight alone are woken.
     pub(super) fn end(&self) -> Remains {
         let mut lanes = self.lanes();
         lanes.is_dead = true;
-        let mut queued = Vec::new();
+        let (mut queued, mut singles) = (Vec::new(), Vec::new());
         for kind in KINDS {
             let lane = &mut lanes.of_kind[kind as usize];
             queued.extend(lane.queue.drain(..).map(|entry| (kind, entry)));
+            singles.extend(lane.single.take());
         }
         let sent = lanes.sent.drain(..).flat_map(|(kind, entries)| entries.into_iter().map(move |entry| (kind, entry)));
         let sent = sent.collect();
+        drop(lanes);
+        singles.into_iter().for_each(Waker::wake);
         Remains { queued, sent }
     }
 
@@ -278,6 +273,7 @@ impl Drop for Single<'_> {
         let mut lanes = self.0.lanes();
         let lane = &mut lanes.of_kind[self.1 as usize];
         lane.in_flight -= 1;
+        lane.single = None;
         let sender = if lane.is_due() { lanes.sender.take() } else { None };
         drop(lanes);
         if let Some(sender) = sender {

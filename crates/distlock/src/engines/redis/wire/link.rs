@@ -8,7 +8,6 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::contract::Attachment;
-use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::link_state::{LinkState, State, Trouble};
 use crate::engines::redis::wire::open::open;
@@ -20,8 +19,6 @@ use crate::types::error::{Error, ErrorKind, Result};
 
 /// How often the supervisor looks at the connection.
 const TICK: Duration = Duration::from_millis(100);
-/// How many of them a request may take.
-const MOST_TICKS: u64 = COMMAND_TIMEOUT.as_millis() as u64 / TICK.as_millis() as u64;
 /// How long the server may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_millis(350);
 /// How long the callers' runtime may take to run a task that does nothing.
@@ -207,7 +204,7 @@ impl Supervisor {
 
     /// Returns when the connection cannot be used any more.
     async fn watch(&self, connection: &Connection, task: &mut JoinHandle<()>) -> End {
-        let mut seen = connection.socket.replies();
+        let mut seen = connection.replies();
         let (mut quiet, mut ticks) = (0, 0_u32);
         let (mut read, mut unread) = (self.clock.readings(), 0);
         let mut switches = self.options.sentinels.as_ref().map(Sentinels::switches);
@@ -226,14 +223,13 @@ impl Supervisor {
             if ticks.is_multiple_of(CANARY_EVERY) {
                 let _ = tokio::time::timeout(PING_TIMEOUT, connection.watch_canary()).await;
             }
-            connection.socket.tick(MOST_TICKS);
-            let replies = connection.socket.replies();
+            let replies = connection.replies();
             quiet = if std::mem::replace(&mut seen, replies) == replies { quiet + 1 } else { 0 };
             // Not every reply tells the time.
             let readings = self.clock.readings();
             unread = if std::mem::replace(&mut read, readings) == readings { unread + 1 } else { 0 };
             let waits = self.waiting.as_ref().is_some_and(|waiting| !waiting.is_empty());
-            let due = match connection.socket.unanswered() {
+            let due = match connection.in_flight() {
                 0 => quiet >= if waits { PING_WHEN_WAITING } else { PING_WHEN_IDLE },
                 // A request is unanswered, and no reply came for a whole tick.
                 _ => quiet > 0,
