@@ -263,3 +263,25 @@ async fn f04_a_forced_release_whose_commit_was_not_heard_of_ends_that_hold_alone
     next.check().expect("another token's");
     next.unlock().await.expect("released");
 }
+
+#[tokio::test]
+async fn f03_a_label_whose_commit_was_not_heard_of_is_unknown_and_the_hold_stays() {
+    let bench = Bench::start().await;
+    let locker = bench.behind_proxy().await;
+    let guard = locker.lock("a").ttl(TTL * 4).await.expect("granted");
+    bench.proxy.drop_replies();
+    let error = guard.relabel("half way").await.expect_err("no reply");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    bench.until("SELECT count(*) FROM distlock.locks WHERE name = 'a' AND record LIKE '%half way%'", "1").await;
+    bench.proxy.pass();
+    let again = timeout(TEST_LIMIT, async {
+        // The connection without a reply is replaced.
+        while guard.relabel("done").await.is_err() {
+            guard.check().expect("held");
+        }
+    });
+    again.await.expect("in time");
+    bench.until("SELECT count(*) FROM distlock.locks WHERE name = 'a' AND record LIKE '%done%'", "1").await;
+    guard.unlock().await.expect("released");
+    bench.expect_nothing_left().await;
+}
