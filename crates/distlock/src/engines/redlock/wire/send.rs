@@ -1,7 +1,7 @@
 //! Sends requests of one kind to one node: by a lean script where that may do, and by the full one otherwise.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -62,24 +62,31 @@ async fn claim_lean<R: SentRequest>(
     replies: &mut NodeReplies,
 ) {
     let Some(note) = nodes[at].known_note(connection) else { return };
-    let (sent, mut latest_us) = (nodes.now(), u64::MAX);
-    let not_after_us = connection.not_after(sent);
     let (mut claims, mut places) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
-    for (place, asked) in requests.iter().enumerate() {
-        if let NodeRequest::Claim(claim) = asked.request()
-            && let Some(latest) = lean::latest(claim, &note, not_after_us)
-        {
-            latest_us = latest_us.min(latest);
-            claims.push(&**claim);
-            places.push(place);
-        }
-    }
-    if claims.is_empty() {
-        return;
-    }
-    let mut trust = Trust::Full;
     let is_first = nodes[at].claims_over.swap(connection.id, Ordering::Relaxed) != connection.id;
-    let odd = lean::claim(connection, &nodes.note_key, &note, latest_us, is_first, &claims).await;
+    let (sent, odd) = loop {
+        let (sent, mut latest_us) = (nodes.now(), u64::MAX);
+        let not_after_us = connection.not_after(sent);
+        claims.clear();
+        places.clear();
+        for (place, asked) in requests.iter().enumerate().filter(|(_, asked)| asked.is_wanted()) {
+            if let NodeRequest::Claim(claim) = asked.request()
+                && let Some(latest) = lean::latest(claim, &note, not_after_us)
+            {
+                latest_us = latest_us.min(latest);
+                claims.push(&**claim);
+                places.push(place);
+            }
+        }
+        if claims.is_empty() {
+            return;
+        }
+        let mut claiming = pin!(lean::claim(connection, &nodes.note_key, &note, latest_us, is_first, &claims));
+        if let Some(odd) = hand_over(nodes, requests, &places, claiming.as_mut()).await {
+            break (sent, odd);
+        }
+    };
+    let mut trust = Trust::Full;
     let odd = odd.map(|(now_us, odd)| {
         let seen = connection.saw_clock(sent, now_us);
         // Without the guard nothing makes up for a leap.
@@ -180,10 +187,29 @@ async fn send_full<R: SentRequest>(nodes: &Nodes, at: usize, requests: &[R], rep
     }
 }
 
-/// Runs the full script for the requests whose callers still wait; the others are taken out of `going`.
+/// Polls `call` to its end, if the callers of the requests at `places` still wait. Its first poll hands the requests to the
+/// connection.
 ///
-/// A caller that drops a claim releases it next, and that release must arrive after the claim. So the batch is handed to the
-/// connection under the lock that a caller takes when it gives its request up.
+/// A caller that drops a claim releases it next, and that release must arrive after the claim. So the first poll is under the
+/// lock that a caller takes when it gives its request up.
+async fn hand_over<R: SentRequest, T>(
+    nodes: &Nodes,
+    requests: &[R],
+    places: &[usize],
+    mut call: Pin<&mut impl Future<Output = T>>,
+) -> Option<T> {
+    let handed_over = poll_fn(|context| {
+        let _order = nodes.hand_over.lock();
+        let is_wanted = places.iter().all(|place| requests[*place].is_wanted());
+        Poll::Ready(is_wanted.then(|| call.as_mut().poll(context)))
+    });
+    match handed_over.await? {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => Some(call.await),
+    }
+}
+
+/// Runs the full script for the requests whose callers still wait; the others are taken out of `going`.
 async fn run_batch<R: SentRequest>(
     nodes: &Nodes,
     connection: &Connection,
@@ -199,23 +225,14 @@ async fn run_batch<R: SentRequest>(
             return Ok(BatchReply { replies: Vec::new(), note: None });
         }
         let asked: Vec<_> = going.iter().map(|(_, request)| *request).collect();
-        let run = batch::run(connection, &nodes.note_key, run_id, &asked, by_text, nodes.now());
-        // Unconstrained: a task budget must not keep the batch from being handed over.
-        let mut run = pin!(tokio::task::coop::unconstrained(run));
-        let handed_over = poll_fn(|context| {
-            let _order = nodes.hand_over.lock();
-            let is_wanted = going.iter().all(|(place, _)| requests[*place].is_wanted());
-            Poll::Ready(is_wanted.then(|| run.as_mut().poll(context)))
-        });
-        let outcome = match handed_over.await {
-            None => continue,
-            Some(Poll::Ready(outcome)) => outcome,
-            Some(Poll::Pending) => run.await,
-        };
-        match outcome? {
-            Some(reply) => return Ok(reply),
+        let places: Vec<usize> = going.iter().map(|(place, _)| *place).collect();
+        let mut run = pin!(batch::run(connection, &nodes.note_key, run_id, &asked, by_text, nodes.now()));
+        match hand_over(nodes, requests, &places, run.as_mut()).await.transpose()? {
+            Some(Some(reply)) => return Ok(reply),
             // The node does not know the script, and has carried out nothing.
-            None => by_text = true,
+            Some(None) => by_text = true,
+            // A caller has given its claim up meanwhile.
+            None => {}
         }
     }
 }
