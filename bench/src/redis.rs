@@ -61,6 +61,8 @@ pub(crate) fn run() {
         }
         if wants("many") {
             many_tasks(&server, &bench, &raw_release).await;
+            println!("in a runtime of one thread:");
+            std::thread::scope(|scope| drop(scope.spawn(|| on_one_thread(&server, &raw_release)).join()));
         }
         if wants("contended") {
             contended(&server).await;
@@ -220,6 +222,15 @@ async fn many_tasks(server: &RedisServer, bench: &Arc<Bench>, release: &RawRelea
     println!("{TASKS} tasks: raw {raw:.0} pairs/s, ours {ours:.0}, ratio {:.2} (aim: 1.0)", ours / raw);
     let sent = sent as f64 / (ROUNDS * TASKS * PAIRS / 8) as f64;
     println!("commands per pair then: {sent:.2}, scripts over 0.5 ms: {longest} (aim: 0)");
+}
+
+fn on_one_thread(server: &RedisServer, release: &RawRelease) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let bench = Arc::new(Bench { raw: raw_connection(server).await, locker: locker(server.port()) });
+        bench.locker.lock("warm").await.expect("granted").unlock().await.expect("released");
+        many_tasks(server, &bench, release).await;
+    });
 }
 
 async fn rate<F>(bench: &Arc<Bench>, task: impl Fn(Arc<Bench>, usize) -> F) -> Duration

@@ -99,8 +99,13 @@ impl Facts {
             facts.try_rights(connection, options, lock, history).await?;
             facts.read_fence(connection, options).await?;
             let listed = ask(connection, &Natives::question()).await;
-            let natives = Natives::find(connection, &options.prefix, listed).await;
-            facts.natives = natives.map_err(|error| failed(&error))?;
+            for (native, trial) in Natives::trials(&options.prefix, listed) {
+                let found = Natives::tried(native, ask(connection, &trial).await).map_err(|error| failed(&error))?;
+                if let Some(natives) = found {
+                    facts.natives = natives;
+                    break;
+                }
+            }
             Ok(facts)
         });
         let mut facts = facts.await?;

@@ -1,8 +1,8 @@
 //! The queues of claims and releases that wait for the next call of their connection.
 //!
 //! A request that finds no call of its kind in flight is sent alone at once. Requests that come meanwhile are batched: one
-//! write, one script, one outcome for each. A few calls are in flight at a time, so that client and server work side by
-//! side.
+//! script, one outcome for each. Some calls are in flight at a time, and a batch is sent as soon as it is worth a call, so
+//! that client and server work side by side.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
@@ -12,11 +12,15 @@ use tokio::sync::oneshot;
 
 use crate::engines::redis::protocol::lean::{LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::{Fences, Names};
+use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::sync::{Mutex, MutexGuard};
 
 /// How many requests one call carries: about a tenth of a millisecond of the server's time.
 const MOST: usize = 32;
+/// How many requests are worth a call while other tasks, which may have more, wait for their turn. With fewer the server's
+/// cost of a call counts; with more the server waits for the client.
+const WORTH_A_CALL: usize = 8;
 /// How many calls of a kind are in flight.
 const MOST_IN_FLIGHT: usize = 8;
 /// Room in a call for the script's hash and what else its requests have in common, and for what each of them has beside its
@@ -102,7 +106,7 @@ struct Lanes {
     /// Wakes the task that sends the batches. Taken when it was woken.
     sender: Option<Waker>,
     /// The batches that are in flight, in the order in which they were sent.
-    sent: VecDeque<(CallKind, Vec<Entry>)>,
+    sent: VecDeque<SentBatch>,
     is_dead: bool,
 }
 
@@ -112,11 +116,13 @@ struct BatchLane {
     /// How many calls are unanswered.
     in_flight: usize,
     queue: VecDeque<Entry>,
-    /// The caller whose request is in flight alone, if there is one.
-    single: Option<Waker>,
 }
 
 impl BatchLane {
+    fn is_worth_a_call(&self) -> bool {
+        self.is_due() && self.queue.len() >= WORTH_A_CALL
+    }
+
     fn is_due(&self) -> bool {
         !self.queue.is_empty() && self.in_flight < MOST_IN_FLIGHT
     }
@@ -128,17 +134,38 @@ pub(super) struct Entry {
     pub(super) reply: oneshot::Sender<Result<RequestReply>>,
 }
 
+/// What tells the replies of one call apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SentCall {
+    pub(super) kind: CallKind,
+    pub(super) nonce: u64,
+    /// When it was handed over, and how many requests it carries.
+    pub(super) sent: Moment,
+    pub(super) count: usize,
+}
+
+/// A batch that is in flight.
+pub(super) struct SentBatch {
+    pub(super) call: SentCall,
+    /// It carries the text of its script.
+    pub(super) by_text: bool,
+    pub(super) entries: Vec<Entry>,
+}
+
 /// How a request is sent.
 pub(super) enum Path<'a> {
-    Alone(Request, Single<'a>),
+    /// As a call of its own: the only one of its kind, or beside any others.
+    Alone(Request, Option<Single<'a>>),
     Batched(oneshot::Receiver<Result<RequestReply>>),
+    /// As `Batched`. With it the batch is worth a call, and the caller sends it.
+    Last(oneshot::Receiver<Result<RequestReply>>),
     /// Not at all: the connection is broken.
     Dead,
 }
 
 /// Whether a batch was handed to the connection.
-pub(super) enum HandOver<T> {
-    Sent(T),
+pub(super) enum HandOver {
+    Sent,
     /// A caller has dropped its request meanwhile.
     Incomplete(Vec<Entry>),
     /// The connection is broken.
@@ -162,10 +189,13 @@ impl Batcher {
         let lane = &mut lanes.of_kind[kind as usize];
         if lane.in_flight == 0 && lane.queue.is_empty() {
             lane.in_flight = 1;
-            return Path::Alone(request, Single(self, kind));
+            return Path::Alone(request, Some(Single(self, kind)));
         }
         let (reply, replied) = oneshot::channel();
         lane.queue.push_back(Entry { request, reply });
+        if lane.is_worth_a_call() {
+            return Path::Last(replied);
+        }
         let sender = if lane.is_due() { lanes.sender.take() } else { None };
         drop(lanes);
         if let Some(sender) = sender {
@@ -188,8 +218,17 @@ impl Batcher {
 
     /// Takes the next batch out of its queue; it counts as in flight from now on. Releases first: they let others in.
     pub(super) fn take(&self) -> Option<(CallKind, Vec<Entry>)> {
+        self.take_first(BatchLane::is_due)
+    }
+
+    /// As [`take`](Batcher::take), but only a batch that is worth a call.
+    pub(super) fn take_early(&self) -> Option<(CallKind, Vec<Entry>)> {
+        self.take_first(BatchLane::is_worth_a_call)
+    }
+
+    fn take_first(&self, is_wanted: impl Fn(&BatchLane) -> bool) -> Option<(CallKind, Vec<Entry>)> {
         let mut lanes = self.lanes();
-        let kind = KINDS.into_iter().find(|kind| lanes.of_kind[*kind as usize].is_due())?;
+        let kind = KINDS.into_iter().find(|kind| is_wanted(&lanes.of_kind[*kind as usize]))?;
         let lane = &mut lanes.of_kind[kind as usize];
         let count = lane.queue.len().min(MOST);
         let first = &lane.queue[0].request;
@@ -203,19 +242,20 @@ impl Batcher {
 
     /// Calls `send` for entries whose callers all wait still, under the lock that every request takes when it enters. Keeps
     /// the entries until they are answered.
-    pub(super) fn hand_over<T>(&self, kind: CallKind, entries: Vec<Entry>, send: impl FnOnce() -> T) -> HandOver<T> {
+    pub(super) fn hand_over(&self, batch: SentBatch, send: impl FnOnce()) -> HandOver {
         let mut lanes = self.lanes();
         if lanes.is_dead {
-            return HandOver::Dead(entries);
-        } else if entries.iter().any(|entry| entry.reply.is_closed()) {
-            return HandOver::Incomplete(entries);
+            return HandOver::Dead(batch.entries);
+        } else if batch.entries.iter().any(|entry| entry.reply.is_closed()) {
+            return HandOver::Incomplete(batch.entries);
         }
-        lanes.sent.push_back((kind, entries));
-        HandOver::Sent(send())
+        lanes.sent.push_back(batch);
+        send();
+        HandOver::Sent
     }
 
     /// Takes the entries of the batch that was sent first: it is answered first.
-    pub(super) fn answered(&self) -> Option<(CallKind, Vec<Entry>)> {
+    pub(super) fn answered(&self) -> Option<SentBatch> {
         self.lanes().sent.pop_front()
     }
 
@@ -224,25 +264,17 @@ impl Batcher {
         self.lanes().of_kind[kind as usize].in_flight -= 1;
     }
 
-    /// Has the caller of the request that is in flight alone woken when the connection breaks.
-    pub(super) fn watch_alone(&self, kind: CallKind, context: &Context<'_>) {
-        self.lanes().of_kind[kind as usize].single = Some(context.waker().clone());
-    }
-
-    /// Takes all requests out. From now on none enters; the callers whose requests are in flight alone are woken.
+    /// Takes all requests out. From now on none enters.
     pub(super) fn end(&self) -> Remains {
         let mut lanes = self.lanes();
         lanes.is_dead = true;
-        let (mut queued, mut singles) = (Vec::new(), Vec::new());
+        let mut queued = Vec::new();
         for kind in KINDS {
             let lane = &mut lanes.of_kind[kind as usize];
             queued.extend(lane.queue.drain(..).map(|entry| (kind, entry)));
-            singles.extend(lane.single.take());
         }
-        let sent = lanes.sent.drain(..).flat_map(|(kind, entries)| entries.into_iter().map(move |entry| (kind, entry)));
-        let sent = sent.collect();
-        drop(lanes);
-        singles.into_iter().for_each(Waker::wake);
+        let of_kind = |SentBatch { call, entries, .. }| entries.into_iter().map(move |entry| (call.kind, entry));
+        let sent = lanes.sent.drain(..).flat_map(of_kind).collect();
         Remains { queued, sent }
     }
 
@@ -273,7 +305,6 @@ impl Drop for Single<'_> {
         let mut lanes = self.0.lanes();
         let lane = &mut lanes.of_kind[self.1 as usize];
         lane.in_flight -= 1;
-        lane.single = None;
         let sender = if lane.is_due() { lanes.sender.take() } else { None };
         drop(lanes);
         if let Some(sender) = sender {
@@ -309,5 +340,45 @@ pub(super) fn fill<'a>(
         if let Arg::Simple(arg) = arg {
             command.arg(arg);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::key::Key;
+
+    fn request() -> Request {
+        let names = Names::new("", &Key::new("a").unwrap()).unwrap();
+        Request::Full(Box::new(FullRequest { names, common: None, args: Cmd::new(), bytes: 0 }))
+    }
+
+    #[test]
+    fn the_request_that_makes_a_batch_worth_a_call_has_its_caller_send_it() {
+        let batcher = Batcher::default();
+        let Path::Alone(_, single) = batcher.enter(CallKind::Claim, request()) else { panic!("it is the first one") };
+        let mut replies = Vec::new();
+        for batch in 1..MOST_IN_FLIGHT {
+            for number in 1..WORTH_A_CALL {
+                let Path::Batched(reply) = batcher.enter(CallKind::Claim, request()) else {
+                    panic!("{batch}, {number}")
+                };
+                replies.push(reply);
+            }
+            assert!(batcher.take_early().is_none(), "more may come");
+            let Path::Last(reply) = batcher.enter(CallKind::Claim, request()) else { panic!("{batch}") };
+            replies.push(reply);
+            let (kind, entries) = batcher.take_early().expect("a batch");
+            assert_eq!((kind, entries.len()), (CallKind::Claim, WORTH_A_CALL));
+        }
+        // Enough calls are in flight: the next one is for more requests.
+        for _ in 0..=MOST {
+            assert!(matches!(batcher.enter(CallKind::Claim, request()), Path::Batched(_)));
+        }
+        assert!(batcher.take().is_none(), "too many calls in flight");
+        drop(single);
+        assert_eq!(batcher.take().map(|(_, entries)| entries.len()), Some(MOST));
+        batcher.landed(CallKind::Claim);
+        assert_eq!(batcher.take().map(|(_, entries)| entries.len()), Some(1));
     }
 }

@@ -1,39 +1,17 @@
 //! Claims and releases of many tasks over one connection, in few calls.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use redis::{Cmd, Value};
 
 use crate::engines::redis::protocol::lean::{self, LeanOutcome, LeanReply, LeanRequest, Written};
 use crate::engines::redis::protocol::outcome::read_short;
 use crate::engines::redis::protocol::script::{CLAIM, Dialect, RELEASE, Reply, garbled, nonce};
-use crate::engines::redis::wire::batcher::{self, Entry, HandOver, Path};
+use crate::engines::redis::wire::batcher::{self, Entry, HandOver, Path, SentBatch, SentCall};
 pub(in crate::engines) use crate::engines::redis::wire::batcher::{CallKind, FullRequest, Request, RequestReply};
 use crate::engines::redis::wire::connection::{Connection, Failure};
-use crate::types::clock::Moment;
+use crate::engines::redis::wire::socket::PendingReply;
 use crate::types::error::{Error, Result};
-
-/// What tells the replies of one call apart.
-#[derive(Debug, Clone, Copy)]
-struct SentCall {
-    kind: CallKind,
-    nonce: u64,
-    /// When it was handed over, and how many requests it carries.
-    sent: Moment,
-    count: usize,
-}
-
-/// A batch that is in flight.
-struct Flying<'a> {
-    call: SentCall,
-    by_text: bool,
-    asked: Pin<Box<dyn Future<Output = Asked> + Send + 'a>>,
-    /// The reply, if it came at once.
-    reply: Option<Asked>,
-}
 
 type Asked = std::result::Result<Value, Failure>;
 
@@ -42,13 +20,12 @@ impl Connection {
     ///
     /// A request that is dropped before it is written is not written at all; later it runs on the server.
     pub(in crate::engines) async fn request(&self, kind: CallKind, request: Request) -> Result<RequestReply> {
-        let path = match self.dialect {
-            // Only requests of one hash slot could share a call.
-            Dialect::Sharded => return Box::pin(self.send_beside(kind, &request)).await,
-            Dialect::Plain | Dialect::Guarded => self.batcher.enter(kind, request),
-        };
-        match path {
+        match self.path(kind, request) {
             Path::Alone(request, _single) => self.send_alone(kind, &request).await,
+            Path::Last(reply) => {
+                self.send_early();
+                reply.await.unwrap_or_else(|_| Err(self.never_answered(kind)))
+            }
             Path::Batched(reply) => reply.await.unwrap_or_else(|_| Err(self.never_answered(kind))),
             Path::Dead => Err(self.never_sent(kind)),
         }
@@ -63,26 +40,25 @@ impl Connection {
         written: Option<Written<'_>>,
     ) -> Result<RequestReply> {
         let kind = CallKind::LeanRelease;
-        let path = match self.dialect {
-            Dialect::Sharded => return Box::pin(self.release_beside(request, written)).await,
-            Dialect::Plain | Dialect::Guarded => self.batcher.enter(kind, Request::Lean(request)),
-        };
-        match path {
-            Path::Alone(mut request, _single) => match self.pack_native(&mut request, written) {
-                Some(command) => self.read_native(self.ask_alone(kind, command).await),
+        match self.path(kind, Request::Lean(request)) {
+            Path::Alone(mut request, _single) => match self.send_native(&mut request, written) {
+                Some(reply) => self.read_native(self.replied(reply.await)),
                 None => self.send_alone(kind, &request).await,
             },
+            Path::Last(reply) => {
+                self.send_early();
+                reply.await.unwrap_or_else(|_| Err(self.never_answered(kind)))
+            }
             Path::Batched(reply) => reply.await.unwrap_or_else(|_| Err(self.never_answered(kind))),
             Path::Dead => Err(self.never_sent(kind)),
         }
     }
 
-    /// Sends a release as [`send_beside`](Connection::send_beside) does, or by the native command.
-    async fn release_beside(&self, request: LeanRequest, written: Option<Written<'_>>) -> Result<RequestReply> {
-        let mut request = Request::Lean(request);
-        match self.pack_native(&mut request, written) {
-            Some(command) => self.read_native(self.ask_whole(&command).await),
-            None => self.send_beside(CallKind::LeanRelease, &request).await,
+    fn path(&self, kind: CallKind, request: Request) -> Path<'_> {
+        match self.dialect {
+            // Only requests of one hash slot could share a call.
+            Dialect::Sharded => Path::Alone(request, None),
+            Dialect::Plain | Dialect::Guarded => self.batcher.enter(kind, request),
         }
     }
 
@@ -93,96 +69,74 @@ impl Connection {
 
     /// Returns the error of a request after the connection broke without it.
     fn never_sent(&self, kind: CallKind) -> Error {
-        Error::unavailable(format!("redis: {}: the connection broke before {} was sent", self.place, kind.name()))
+        Failure::Unsent.of(kind.name(), &self.place)
     }
 
-    /// Sends a request as a call of its own: no other of its kind is sent so at the same time.
+    /// Sends a request as a call of its own.
     async fn send_alone(&self, kind: CallKind, request: &Request) -> Result<RequestReply> {
-        let (command, call) = self.pack(kind, std::iter::once(request), false);
-        let reply = match self.ask_alone(kind, command).await {
-            Err(failure) if failure.is_no_script() => {
-                // The same call on the same connection: the server carried out nothing of the first one.
-                let (command, call) = self.pack(kind, std::iter::once(request), true);
-                let reply = self.ask_alone(kind, command).await;
-                return self.read_one(call, reply);
-            }
-            reply => reply,
-        };
-        self.read_one(call, reply)
-    }
-
-    /// Sends a request as a call of its own, beside any number of others.
-    async fn send_beside(&self, kind: CallKind, request: &Request) -> Result<RequestReply> {
-        let (command, mut call) = self.pack(kind, std::iter::once(request), false);
-        let mut reply = self.ask_whole(&command).await;
-        if reply.as_ref().is_err_and(Failure::is_no_script) {
-            let (command, again) = self.pack(kind, std::iter::once(request), true);
-            call = again;
-            reply = self.ask_whole(&command).await;
+        let (call, reply) = self.send_call(kind, request, false);
+        match self.replied(reply.await) {
+            // The same call on the same connection: the server carried out nothing of the first one. Boxed, because it is
+            // seldom needed.
+            Err(failure) if failure.is_no_script() => Box::pin(self.send_by_text(kind, request)).await,
+            reply => self.read_one(call, reply),
         }
-        self.read_one(call, reply)
     }
 
-    /// Sends a call. Boxed: the client crate's future is large, and that of a claim must be small.
-    fn ask_alone<'a>(&'a self, kind: CallKind, command: Cmd) -> Pin<Box<dyn Future<Output = Asked> + Send + 'a>> {
-        Box::pin(async move {
-            let _in_flight = self.enter_flight();
-            let mut multiplexed = self.multiplexed.clone();
-            let mut asked = std::pin::pin!(multiplexed.send_packed_command(&command));
-            let reply = poll_fn(|context| {
-                if let Poll::Ready(reply) = asked.as_mut().poll(context) {
-                    return Poll::Ready(Some(reply));
-                }
-                // First the watch: a connection that breaks later wakes this task.
-                self.batcher.watch_alone(kind, context);
-                if self.is_dead() { Poll::Ready(None) } else { Poll::Pending }
-            });
-            self.replied(reply.await.ok_or(Failure::Dead)?)
-        })
+    async fn send_by_text(&self, kind: CallKind, request: &Request) -> Result<RequestReply> {
+        let (call, reply) = self.send_call(kind, request, true);
+        self.read_one(call, self.replied(reply.await))
     }
 
-    /// Sends the batches, and delivers their replies. Runs beside the connection's driver.
+    fn send_call(&self, kind: CallKind, request: &Request, by_text: bool) -> (SentCall, PendingReply) {
+        let (command, call) = self.pack(kind, std::iter::once(request), by_text);
+        (call, self.socket.send(&command))
+    }
+
+    /// Sends the batches that no caller sends, and delivers the replies to all. Runs in the task of the socket's driver,
+    /// behind it.
     pub(super) async fn send_batches(&self) {
-        let mut flying = VecDeque::new();
         loop {
-            poll_fn(|context| self.poll_batches(&mut flying, context)).await;
-            // At the end of the round: requests of tasks that can run now join the batch.
-            tokio::task::yield_now().await;
             poll_fn(|context| {
-                while let Some((kind, entries)) = self.batcher.take() {
-                    flying.extend(self.send_batch(kind, entries, false, context));
-                }
-                Poll::Ready(())
+                self.deliver();
+                self.batcher.poll_due(context)
             })
             .await;
+            // At the end of the round: requests of tasks that can run now join the batch.
+            tokio::task::yield_now().await;
+            while let Some((kind, entries)) = self.batcher.take() {
+                self.add_batch(kind, entries, false);
+            }
+            self.socket.flush();
         }
     }
 
-    /// Delivers replies. Returns when there is a batch to send.
-    fn poll_batches<'a>(&'a self, flying: &mut VecDeque<Flying<'a>>, context: &mut Context<'_>) -> Poll<()> {
-        // The server replies in the order of the calls.
-        while let Some(first) = flying.front_mut() {
-            let reply = match first.reply.take() {
-                Some(reply) => reply,
-                None => match first.asked.as_mut().poll(context) {
-                    Poll::Ready(reply) => reply,
-                    Poll::Pending => break,
-                },
-            };
-            if let Some(Flying { call, by_text, .. }) = flying.pop_front() {
-                flying.extend(self.land(call, by_text, reply, context));
+    /// Sends the batches that are worth a call before the end of the round: the server works on them while other tasks run.
+    fn send_early(&self) {
+        while let Some((kind, entries)) = self.batcher.take_early() {
+            self.add_batch(kind, entries, false);
+        }
+        self.socket.flush();
+    }
+
+    /// Delivers the replies that have come. The server replies in the order of the calls.
+    fn deliver(&self) {
+        while let Some(reply) = self.socket.batch_reply() {
+            if let Some(batch) = self.batcher.answered() {
+                self.land(batch, self.replied(reply));
             }
         }
-        self.batcher.poll_due(context)
     }
 
-    /// Takes the reply to the batch that was sent first. Returns the batch when it was sent again, by text.
-    fn land(&self, call: SentCall, by_text: bool, reply: Asked, context: &mut Context<'_>) -> Option<Flying<'_>> {
-        let (kind, entries) = self.batcher.answered()?;
+    /// Takes the reply to a batch.
+    fn land(&self, batch: SentBatch, reply: Asked) {
+        let SentBatch { call, by_text, entries } = batch;
         if !by_text && reply.as_ref().is_err_and(Failure::is_no_script) {
-            return self.send_batch(kind, entries, true, context);
+            self.add_batch(call.kind, entries, true);
+            self.socket.flush();
+            return;
         }
-        self.batcher.landed(kind);
+        self.batcher.landed(call.kind);
         let mut entries = entries.into_iter();
         let delivered = reply.and_then(|reply| {
             self.read(call, reply, |outcome| {
@@ -192,41 +146,28 @@ impl Connection {
             })
         });
         if let Err(failure) = delivered {
-            entries.for_each(|entry| drop(entry.reply.send(Err(failure.clone().of(kind.name(), &self.place)))));
+            let error = |failure: Failure| failure.of(call.kind.name(), &self.place);
+            entries.for_each(|entry| drop(entry.reply.send(Err(error(failure.clone())))));
         }
-        None
     }
 
-    /// Sends one call for all entries whose callers still wait. Returns it while it is in flight.
+    /// Adds one call for all entries whose callers still wait to what the socket writes next.
     ///
     /// A caller that drops a claim releases it next, and that release must arrive after the claim. So the call is handed
-    /// to the connection under the lock that every request takes: either the claim was dropped before and is left out,
+    /// to the socket under the lock that every request takes: either the claim was dropped before and is left out,
     /// or its release comes later than this call.
-    fn send_batch(
-        &self,
-        kind: CallKind,
-        mut entries: Vec<Entry>,
-        by_text: bool,
-        context: &mut Context<'_>,
-    ) -> Option<Flying<'_>> {
+    fn add_batch(&self, kind: CallKind, mut entries: Vec<Entry>, by_text: bool) {
         loop {
             entries.retain(|entry| !entry.reply.is_closed());
             if entries.is_empty() {
-                self.batcher.landed(kind);
-                return None;
+                return self.batcher.landed(kind);
             }
             let (command, call) = self.pack(kind, entries.iter().map(|entry| &entry.request), by_text);
-            let asked = async move { self.ask_unwatched(&command).await };
-            // Unconstrained: a task budget must not keep the call from being handed over.
-            let mut asked: Pin<Box<dyn Future<Output = Asked> + Send>> =
-                Box::pin(tokio::task::coop::unconstrained(asked));
-            match self.batcher.hand_over(kind, entries, || asked.as_mut().poll(context)) {
-                HandOver::Sent(Poll::Pending) => return Some(Flying { call, by_text, asked, reply: None }),
-                HandOver::Sent(Poll::Ready(reply)) => return Some(Flying { call, by_text, asked, reply: Some(reply) }),
+            match self.batcher.hand_over(SentBatch { call, by_text, entries }, || self.socket.add_batch(&command)) {
+                HandOver::Sent => return,
                 HandOver::Incomplete(left) => entries = left,
                 HandOver::Dead(left) => {
-                    left.into_iter().for_each(|entry| drop(entry.reply.send(Err(self.never_sent(kind)))));
-                    return None;
+                    return left.into_iter().for_each(|entry| drop(entry.reply.send(Err(self.never_sent(kind)))));
                 }
             }
         }
@@ -265,12 +206,12 @@ impl Connection {
         (self.call(command, |command| batcher::fill(command, &self.fences, call.nonce, requests)), call)
     }
 
-    /// Returns the native command that releases the lock if its value is what was `written`.
-    fn pack_native(&self, request: &mut Request, written: Option<Written<'_>>) -> Option<Cmd> {
+    /// Sends the native command that releases the lock if its value is what was `written`.
+    fn send_native(&self, request: &mut Request, written: Option<Written<'_>>) -> Option<PendingReply> {
         let (command, written) = self.native_release().zip(written)?;
         let Request::Lean(request) = request else { return None };
         let (lock, value) = request.lock_and_value(&written)?;
-        Some(command.command(lock, value))
+        Some(self.socket.send(&command.command(lock, value)))
     }
 
     /// Returns the reply to a native command. It has no nonce: it is a number, as no reply to a script is.

@@ -1,10 +1,10 @@
 //! One open connection to a server, and the commands and scripts that it runs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use redis::aio::{MultiplexedConnection, PubSubSink};
-use redis::{Cmd, RedisError, RedisResult, Value};
+use redis::aio::PubSubSink;
+use redis::{Cmd, RedisError, Value};
 use tokio::sync::{OnceCell, SetOnce};
 
 use crate::engines::redis::error::{Stage, classify_at, is_demoted, is_no_script};
@@ -17,6 +17,7 @@ use crate::engines::redis::wire::natives::{CompareAndDelete, Natives};
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::probe::{Probe, is_refused_right};
 use crate::engines::redis::wire::server_clock::{Leap, Reading, ServerClock, Trust};
+use crate::engines::redis::wire::socket::{NoReply, Socket};
 use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, Result};
@@ -29,11 +30,9 @@ const LEAN_SINCE: [u32; 3] = [6, 2, 0];
 pub(in crate::engines) struct Connection {
     /// Tells connections of this process apart.
     pub(in crate::engines) id: u64,
-    pub(super) multiplexed: MultiplexedConnection,
+    pub(super) socket: Arc<Socket>,
     /// Set when the connection must not be used any more.
     dead: SetOnce<()>,
-    in_flight: AtomicUsize,
-    replies: AtomicU64,
     server_clock: Arc<ServerClock>,
     /// The waiters that a leap of the server's clock concerns: those of this connection.
     waiting: Option<Arc<Waiting>>,
@@ -72,7 +71,7 @@ pub(super) enum Listening {
 
 impl Connection {
     pub(super) fn new(
-        multiplexed: MultiplexedConnection,
+        socket: Arc<Socket>,
         options: &Options,
         place: Arc<str>,
         server_clock: Arc<ServerClock>,
@@ -84,10 +83,8 @@ impl Connection {
         let knows_lean = identity.version.is_some_and(|its| version(&its) >= LEAN_SINCE);
         Connection {
             id: nonce(),
-            multiplexed,
+            socket,
             dead: SetOnce::new(),
-            in_flight: AtomicUsize::new(0),
-            replies: AtomicU64::new(0),
             server_clock,
             waiting,
             place,
@@ -146,17 +143,8 @@ impl Connection {
         // By text: after NOSCRIPT the call could not be repeated, because the first one uses up the permission.
         let mut command = script.by_text(self.dialect);
         fill(&mut command, nonce);
-        let mut both = redis::pipe();
-        both.cmd("ASKING").ignore().add_command(command);
-        let _in_flight = InFlight::enter(&self.in_flight);
-        let mut multiplexed = self.multiplexed.clone();
-        let replies = tokio::select! {
-            biased;
-            replies = multiplexed.send_packed_commands(&both, 0, 2) => replies,
-            _ = self.dead.wait() => return Err(Failure::Dead.of(script.name, &self.place)),
-        };
-        let reply = replies.and_then(|mut replies| replies.pop().unwrap_or(Value::Nil).extract_error());
-        let reply = reply.map_err(|error| Failure::Redis(error).of(script.name, &self.place))?;
+        let [_permission, reply] = self.socket.send_both(&redis::cmd("ASKING"), &command);
+        let reply = self.replied(reply.await).map_err(|failure| failure.of(script.name, &self.place))?;
         Reply::check(reply, nonce).inspect_err(|_| self.kill())
     }
 
@@ -205,38 +193,18 @@ impl Connection {
 
     /// Sends one command; parts of the reply may be errors.
     pub(super) async fn ask_whole(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
-        let _in_flight = InFlight::enter(&self.in_flight);
-        let mut multiplexed = self.multiplexed.clone();
-        let reply = tokio::select! {
-            biased;
-            reply = multiplexed.send_packed_command(command) => reply,
-            _ = self.dead.wait() => return Err(Failure::Dead),
-        };
-        self.replied(reply)
-    }
-
-    /// Like [`ask_whole`](Connection::ask_whole), for a request that does not end with the connection: its sender has other
-    /// means to end it.
-    pub(super) async fn ask_unwatched(&self, command: &Cmd) -> std::result::Result<Value, Failure> {
-        let _in_flight = self.enter_flight();
-        let reply = self.multiplexed.clone().send_packed_command(command).await;
-        self.replied(reply)
+        self.replied(self.socket.send(command).await)
     }
 
     /// Takes the reply to a command.
-    pub(super) fn replied(&self, reply: RedisResult<Value>) -> std::result::Result<Value, Failure> {
-        if !reply.as_ref().is_err_and(RedisError::is_io_error) {
-            self.replies.fetch_add(1, Ordering::Relaxed);
-        }
+    pub(super) fn replied(&self, reply: std::result::Result<Value, NoReply>) -> std::result::Result<Value, Failure> {
         match reply {
             Ok(Value::ServerError(error)) => Err(self.refused(error.into())),
-            reply => reply.map_err(|error| self.refused(error)),
+            Ok(value) => Ok(value),
+            Err(NoReply::Unsent) => Err(Failure::Unsent),
+            Err(NoReply::Closed) => Err(Failure::Dead),
+            Err(NoReply::Failed(error)) => Err(Failure::Redis(error)),
         }
-    }
-
-    /// Counts a request as unanswered until the returned value is dropped.
-    pub(super) fn enter_flight(&self) -> InFlight<'_> {
-        InFlight::enter(&self.in_flight)
     }
 
     /// Returns the native command that releases a lock, if this connection can use one.
@@ -309,20 +277,11 @@ impl Connection {
         }
     }
 
-    /// Returns how many requests are unanswered.
-    pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
-    }
-
-    /// Returns how many replies have come so far.
-    pub(super) fn replies(&self) -> u64 {
-        self.replies.load(Ordering::Relaxed)
-    }
-
     /// Fails every request, pending and future.
     pub(super) fn kill(&self) {
         let _ = self.dead.set(());
         self.end_batches();
+        self.socket.close();
     }
 
     pub(super) fn is_dead(&self) -> bool {
@@ -361,6 +320,9 @@ pub(super) fn warn_of(leap: Leap) {
 #[derive(Debug, Clone)]
 pub(super) enum Failure {
     Redis(RedisError),
+    /// The connection broke before the request was sent.
+    Unsent,
+    /// The connection broke before the request was answered.
     Dead,
     /// The reply belongs to another request or cannot be parsed.
     Garbled,
@@ -371,6 +333,9 @@ impl Failure {
     pub(super) fn of(self, what: &str, place: &str) -> Error {
         match self {
             Failure::Redis(error) => classify_at(place, &error, Stage::Request),
+            Failure::Unsent => {
+                Error::unavailable(format!("redis: {place}: the connection broke before {what} was sent"))
+            }
             Failure::Dead => Error::unknown(format!("redis: {place}: the connection broke before {what} was answered")),
             Failure::Garbled => garbled(),
         }
@@ -384,20 +349,5 @@ impl Failure {
 
     pub(super) fn is_no_script(&self) -> bool {
         matches!(self, Failure::Redis(error) if is_no_script(error))
-    }
-}
-
-pub(super) struct InFlight<'a>(&'a AtomicUsize);
-
-impl<'a> InFlight<'a> {
-    fn enter(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        InFlight(count)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

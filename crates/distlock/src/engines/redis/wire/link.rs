@@ -6,8 +6,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
 use crate::contract::Attachment;
+use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::link_state::{LinkState, State, Trouble};
 use crate::engines::redis::wire::open::open;
@@ -19,6 +21,8 @@ use crate::types::error::{Error, ErrorKind, Result};
 
 /// How often the supervisor looks at the connection.
 const TICK: Duration = Duration::from_millis(100);
+/// How many of them a request may take.
+const MOST_TICKS: u64 = COMMAND_TIMEOUT.as_millis() as u64 / TICK.as_millis() as u64;
 /// How long the server may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_millis(350);
 /// How long the callers' runtime may take to run a task that does nothing.
@@ -195,7 +199,10 @@ impl Supervisor {
             waiting.wake_all();
         }
         self.state.0.set(State::Up(connection.clone()));
-        let end = self.watch(&connection, &mut task.0).await;
+        let end = tokio::select! {
+            end = self.watch(&connection, &mut task.0) => end,
+            end = expire(&connection) => match end {},
+        };
         connection.kill();
         let text = format!("redis: {}: the connection broke and is opened again", connection.place);
         self.state.0.set(State::Down(Trouble { kind: ErrorKind::Unavailable, text }));
@@ -204,7 +211,7 @@ impl Supervisor {
 
     /// Returns when the connection cannot be used any more.
     async fn watch(&self, connection: &Connection, task: &mut JoinHandle<()>) -> End {
-        let mut seen = connection.replies();
+        let mut seen = connection.socket.replies();
         let (mut quiet, mut ticks) = (0, 0_u32);
         let (mut read, mut unread) = (self.clock.readings(), 0);
         let mut switches = self.options.sentinels.as_ref().map(Sentinels::switches);
@@ -223,13 +230,13 @@ impl Supervisor {
             if ticks.is_multiple_of(CANARY_EVERY) {
                 let _ = tokio::time::timeout(PING_TIMEOUT, connection.watch_canary()).await;
             }
-            let replies = connection.replies();
+            let replies = connection.socket.replies();
             quiet = if std::mem::replace(&mut seen, replies) == replies { quiet + 1 } else { 0 };
             // Not every reply tells the time.
             let readings = self.clock.readings();
             unread = if std::mem::replace(&mut read, readings) == readings { unread + 1 } else { 0 };
             let waits = self.waiting.as_ref().is_some_and(|waiting| !waiting.is_empty());
-            let due = match connection.in_flight() {
+            let due = match connection.socket.unanswered() {
                 0 => quiet >= if waits { PING_WHEN_WAITING } else { PING_WHEN_IDLE },
                 // A request is unanswered, and no reply came for a whole tick.
                 _ => quiet > 0,
@@ -255,6 +262,17 @@ impl Supervisor {
         // tidy-allow(spawn): a probe that ends at once
         let mut probe = Running(self.runtime.spawn(async {}));
         matches!(tokio::time::timeout(RUNTIME_TIMEOUT, &mut probe.0).await, Ok(Ok(())))
+    }
+}
+
+/// Has the connection's requests expire. By a schedule of its own: the supervisor may wait for a reply itself. After a stop
+/// of the process one tick is over, not many: the replies that came meanwhile are read first.
+async fn expire(connection: &Connection) -> std::convert::Infallible {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        connection.socket.tick(MOST_TICKS);
     }
 }
 

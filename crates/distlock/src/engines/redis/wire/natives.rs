@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, Value};
 
 use crate::types::token::AttemptId;
@@ -60,24 +59,30 @@ impl Natives {
         question
     }
 
-    /// Finds them out by using those that the reply to [`question`](Natives::question) lists, on a key behind `prefix`,
-    /// with a value that no key has. A version would not tell whether the user may send them.
+    /// Returns the commands that find them out, until one is carried out: those that the reply to
+    /// [`question`](Natives::question) lists are tried, on a key behind `prefix` with a value that no key has. A version would
+    /// not tell whether the user may send them.
+    pub(in crate::engines) fn trials(prefix: &str, listed: RedisResult<Value>) -> Vec<(CompareAndDelete, Cmd)> {
+        let (key, value) = (format!("{prefix}distlock-natives"), AttemptId::random().to_string());
+        let trial = |native: CompareAndDelete| (native, native.command(key.as_bytes(), value.as_bytes()));
+        candidates(listed).into_iter().map(trial).collect()
+    }
+
+    /// Returns what the reply to the trial of a command shows; `None` if the server does not carry it out. A node of a cluster
+    /// that does not serve the key's hash slot says so only after it has checked the command and the user's rights.
     ///
     /// # Errors
-    /// Those of the connection. Whatever the server refuses it does not have.
-    pub(in crate::engines) async fn find(
-        connection: &mut MultiplexedConnection,
-        prefix: &str,
-        listed: RedisResult<Value>,
-    ) -> RedisResult<Natives> {
-        for candidate in candidates(listed) {
-            let (key, value) = (format!("{prefix}distlock-natives"), AttemptId::random().to_string());
-            let reply = send(connection, &candidate.command(key.as_bytes(), value.as_bytes())).await?;
-            if is_carried_out(&reply) {
-                return Ok(Natives { compare_and_delete: Some(candidate) });
-            }
+    /// Those of the connection.
+    pub(in crate::engines) fn tried(
+        native: CompareAndDelete,
+        reply: RedisResult<Value>,
+    ) -> RedisResult<Option<Natives>> {
+        let found = Natives { compare_and_delete: Some(native) };
+        match reply {
+            Ok(reply) => Ok(matches!(reply, Value::Int(_)).then_some(found)),
+            Err(error) if !matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => Err(error),
+            Err(error) => Ok(matches!(error.code(), Some("MOVED" | "ASK" | "WRONGTYPE")).then_some(found)),
         }
-        Ok(Natives::default())
     }
 }
 
@@ -93,23 +98,6 @@ fn candidates(listed: RedisResult<Value>) -> Vec<CompareAndDelete> {
     let Ok(Value::Array(found)) = listed else { return CompareAndDelete::ALL.into() };
     let is_there = |(_, info): &(CompareAndDelete, Value)| matches!(info, Value::Array(parts) if !parts.is_empty());
     CompareAndDelete::ALL.into_iter().zip(found).filter(is_there).map(|(candidate, _)| candidate).collect()
-}
-
-/// Returns whether a reply shows that the server carries the command out. A node of a cluster that does not serve the
-/// key's hash slot says so only after it has checked the command and the user's rights.
-fn is_carried_out(reply: &RedisResult<Value>) -> bool {
-    match reply {
-        Ok(reply) => matches!(reply, Value::Int(_)),
-        Err(error) => matches!(error.code(), Some("MOVED" | "ASK" | "WRONGTYPE")),
-    }
-}
-
-/// Returns the reply, which may be an error that the server sent.
-async fn send(connection: &mut MultiplexedConnection, command: &Cmd) -> RedisResult<RedisResult<Value>> {
-    match connection.send_packed_command(command).await.and_then(Value::extract_error) {
-        Err(error) if !matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => Err(error),
-        reply => Ok(reply),
-    }
 }
 
 #[cfg(test)]

@@ -1,27 +1,27 @@
 //! Opening a connection: dialling, logging in, and the checks before it is used.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
-use redis::aio::{MultiplexedConnection, PubSub, PubSubStream};
-use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisError, RedisResult, Value};
+use redis::aio::{PubSub, PubSubStream};
+use redis::{PushKind, RedisError, RedisResult, Value};
 
 use crate::engines::redis::error::{Stage, classify, classify_at};
 use crate::engines::redis::protocol::script::read_time;
-use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::state::restart_guard::Look;
 use crate::engines::redis::wire::connection::{Connection, Listening, warn_of};
 use crate::engines::redis::wire::driver::Driver;
+use crate::engines::redis::wire::log_in::log_in;
 use crate::engines::redis::wire::options::{Options, Protocol};
 use crate::engines::redis::wire::probe::Probe;
 use crate::engines::redis::wire::server_clock::{Reading, ServerClock};
+use crate::engines::redis::wire::socket::Socket;
 use crate::engines::shared::dial::Dialer;
 use crate::engines::shared::waiting::Waiting;
 use crate::types::clock::Moment;
 use crate::types::error::{Error, ErrorKind, Result};
-
-/// How many requests wait to be written before the next one waits for them.
-const PIPELINE: usize = 4096;
 
 /// Dials, logs in, makes sure that the server is a master, and subscribes if there is `waiting` to listen for. In this
 /// order, so that no request goes over a connection that is not ready.
@@ -49,23 +49,17 @@ async fn open_as(
     server_clock: &Arc<ServerClock>,
     protocol: Protocol,
 ) -> Result<(Arc<Connection>, Driver)> {
-    let info = options.login(protocol);
-    let mut config =
-        AsyncConnectionConfig::new().set_response_timeout(Some(COMMAND_TIMEOUT)).set_pipeline_buffer_size(PIPELINE);
-    if let (Protocol::Resp3, Some(waiting)) = (protocol, waiting.clone()) {
-        let clock = server_clock.clone();
-        config = config.set_push_sender(move |push: PushInfo| -> std::result::Result<(), ()> {
-            hear_push(&waiting, &push, clock.now());
-            Ok(())
-        });
-    }
-    let stream = server.open("redis").await?;
-    let opened = MultiplexedConnection::new_with_config(&info, stream, config).await;
-    let (multiplexed, driver) = opened.map_err(|error| login_failed(options, server, &error))?;
-    let mut driver: Driver = Box::pin(driver);
+    let logged_in = log_in(&options.login(protocol), server.open("redis").await?).await;
+    let socket = Arc::new(Socket::new(logged_in.map_err(|error| login_failed(options, server, &error))?));
+    let (clock, hearing) = (server_clock.clone(), waiting.clone());
+    let mut driver = socket.clone().drive(move |kind, data| {
+        if let Some(waiting) = &hearing {
+            hear_push(waiting, kind, data, clock.now());
+        }
+    });
     let (connection, listening) = tokio::select! {
         biased;
-        prepared = prepare(options, server, waiting.clone(), server_clock, protocol, multiplexed) => prepared?,
+        prepared = prepare(options, server, waiting.clone(), server_clock, protocol, socket) => prepared?,
         () = &mut driver => {
             return Err(Error::unavailable(format!("redis: {}: the connection broke while it was opened", server.place)));
         }
@@ -73,23 +67,17 @@ async fn open_as(
     let connection = Arc::new(connection);
     let (place, natives) = (&connection.place, &connection.natives);
     tracing::debug!(target: "distlock", %place, %natives, "connected to redis");
-    Ok((connection.clone(), drive(connection, waking(driver, waiting), listening)))
+    Ok((connection.clone(), drive(connection, driver, listening, waiting)))
 }
 
-/// Returns `driver`, which wakes the waiters whose messages it has read. It wakes them behind the callers whose replies came
-/// with the messages: a runtime runs the task first that was woken last, and for the release of the new holder others wait.
-fn waking(mut driver: Driver, waiting: Option<Arc<Waiting>>) -> Driver {
-    let Some(waiting) = waiting else { return driver };
-    Box::pin(std::future::poll_fn(move |context| {
-        let polled = driver.as_mut().poll(context);
-        waiting.wake_told();
-        polled
-    }))
-}
-
-/// Returns what drives the connection: its I/O, the listening connection, and the batches. One task, so that a batch
+/// Returns what drives the connection: its socket, the batches, and the listening connection. One task, so that a batch
 /// needs no change of tasks. It ends when one of them does.
-fn drive(connection: Arc<Connection>, driver: Driver, listening: Option<Driver>) -> Driver {
+fn drive(
+    connection: Arc<Connection>,
+    driver: Driver,
+    listening: Option<Driver>,
+    waiting: Option<Arc<Waiting>>,
+) -> Driver {
     Box::pin(async move {
         // Also when this is dropped: the requests in batches wait for replies that no task reads then.
         let _ending = Ending(connection.clone());
@@ -103,12 +91,24 @@ fn drive(connection: Arc<Connection>, driver: Driver, listening: Option<Driver>)
                 None => std::future::pending().await,
             }
         };
+        // Behind the callers whose replies came with the messages: a runtime runs the task first that was woken last, and for
+        // the release of the new holder others wait.
+        let waking = poll_fn(|_| {
+            waiting.iter().for_each(|waiting| waiting.wake_told());
+            Poll::<()>::Pending
+        });
+        let driving = async {
+            driver.await;
+            // Once more for the others: they deliver what came with the end of the connection.
+            tokio::task::yield_now().await;
+        };
         tokio::select! {
             biased;
+            () = driving => {}
             () = connection.send_batches() => {}
             () = loading => {}
-            () = driver => {}
             () = listening => {}
+            () = waking => {}
         }
     })
 }
@@ -129,20 +129,20 @@ async fn prepare(
     waiting: Option<Arc<Waiting>>,
     server_clock: &Arc<ServerClock>,
     protocol: Protocol,
-    mut multiplexed: MultiplexedConnection,
+    socket: Arc<Socket>,
 ) -> Result<(Connection, Option<Driver>)> {
     let failed = |error: RedisError| opening_failed(server, &error);
-    let found = Probe::ask(&mut multiplexed, options, &server.place).await?;
-    check_role(&mut multiplexed, server, found.identity.is_master).await?;
+    let found = Probe::ask(&socket, options, &server.place).await?;
+    check_role(&socket, server, found.identity.is_master).await?;
     if let Some(refusal) = &found.mute {
         warn_of_polling(refusal);
     }
     if let Some(guard) = &options.guard {
-        let canary = query(&mut multiplexed, &guard.ask()).await.map_err(failed)?;
+        let canary = socket.ask(&guard.ask()).await.map_err(failed)?;
         guard.learn(&canary, Look::First, server_clock.now());
     }
     let sent = server_clock.now();
-    let time = query(&mut multiplexed, &redis::cmd("TIME")).await.map_err(failed)?;
+    let time = socket.ask(&redis::cmd("TIME")).await.map_err(failed)?;
     let reading = Reading { sent, received: server_clock.now(), server_us: read_time(time)? };
     let leap = server_clock.met(&server.place, reading);
     if let (Some(leap), Some(_)) = (leap, &waiting) {
@@ -153,7 +153,7 @@ async fn prepare(
     match (waiting.clone(), protocol) {
         (None, _) => {}
         (Some(_), Protocol::Resp3) => {
-            if may_listen(multiplexed.subscribe(options.channel()).await, server)? {
+            if may_listen(socket.subscribe(&options.channel()).await, server)? {
                 listening = Listening::Here;
             }
         }
@@ -168,17 +168,17 @@ async fn prepare(
         }
     }
     let (place, server_clock) = (server.place.clone(), server_clock.clone());
-    Ok((Connection::new(multiplexed, options, place, server_clock, waiting, listening, found), listener))
+    Ok((Connection::new(socket, options, place, server_clock, waiting, listening, found), listener))
 }
 
 /// Refuses a replica, which would refuse every claim: the link then looks for the master.
-async fn check_role(multiplexed: &mut MultiplexedConnection, server: &Dialer, is_master: Option<bool>) -> Result<()> {
+async fn check_role(socket: &Socket, server: &Dialer, is_master: Option<bool>) -> Result<()> {
     match is_master {
         Some(true) => return Ok(()),
         Some(false) => return Err(no_master(server, "replica")),
         None => {}
     }
-    match query(multiplexed, &redis::cmd("ROLE")).await {
+    match socket.ask(&redis::cmd("ROLE")).await {
         Ok(Value::Array(parts)) => match parts.first() {
             Some(Value::BulkString(role)) if role != b"master" => {
                 Err(no_master(server, &String::from_utf8_lossy(role)))
@@ -194,10 +194,6 @@ async fn check_role(multiplexed: &mut MultiplexedConnection, server: &Dialer, is
 
 fn no_master(server: &Dialer, role: &str) -> Error {
     Error::unavailable(format!("redis: {} is no master (its role is {role})", server.place))
-}
-
-async fn query(multiplexed: &mut MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
-    multiplexed.send_packed_command(command).await.and_then(Value::extract_error)
 }
 
 /// Returns whether the subscription stands. Without the right to it waiters poll; other failures are failures.
@@ -234,8 +230,8 @@ fn opening_failed(server: &Dialer, error: &RedisError) -> Error {
     classify_at(&server.place, error, Stage::Opening)
 }
 
-fn hear_push(waiting: &Waiting, push: &PushInfo, received: Moment) {
-    if let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) {
+fn hear_push(waiting: &Waiting, kind: &PushKind, data: &[Value], received: Moment) {
+    if let (PushKind::Message, [_, Value::BulkString(message)]) = (kind, data) {
         waiting.take_message(message, received);
     }
 }

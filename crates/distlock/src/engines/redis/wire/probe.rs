@@ -1,12 +1,12 @@
 //! The questions that a connection asks first: which server it is, and what it refuses.
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 
 use crate::engines::redis::error::{Stage, classify, classify_at};
 use crate::engines::redis::wire::natives::Natives;
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::server_identity::ServerIdentity;
+use crate::engines::redis::wire::socket::Socket;
 use crate::types::error::{Error, ErrorKind, Result};
 
 const PROBE: &str = include_str!("probe.lua");
@@ -28,15 +28,20 @@ impl Probe {
     /// # Errors
     /// Kind `Config` when it is part of a cluster and `options` are for one server; `Unsupported` or `Auth` when it does
     /// not run scripts, or not those that the options need.
-    pub(super) async fn ask(connection: &mut MultiplexedConnection, options: &Options, place: &str) -> Result<Probe> {
-        let [hello, by_text, by_hash, listed] = first_replies(connection, options, place).await?;
+    pub(super) async fn ask(socket: &Socket, options: &Options, place: &str) -> Result<Probe> {
+        // At once: none depends on another.
+        let [hello, by_text, by_hash, listed] = questions(options).map(|question| socket.send(&question));
+        let (hello, by_text) = (of_server(hello.value().await, place)?, of_server(by_text.value().await, place)?);
+        let (by_hash, listed) = (of_server(by_hash.value().await, place)?, of_server(listed.value().await, place)?);
         let identity = hello.map(ServerIdentity::of_hello).unwrap_or_default();
         if identity.is_cluster == Some(true) && !options.is_cluster {
             return Err(is_cluster(options, place));
         }
         let by_text = match by_text {
             // The keys of the probe may be others than those of all locks that the user has a right to.
-            Err(error) if error.code() == Some("NOPERM") => send(connection, &probe(options, [].iter()), place).await?,
+            Err(error) if error.code() == Some("NOPERM") => {
+                of_server(socket.ask(&probe(options, [].iter())).await, place)?
+            }
             reply => reply,
         };
         let refusals = by_text.map_err(|error| refused_script(options, place, &error))?;
@@ -50,29 +55,26 @@ impl Probe {
             let text = format!("redis: {place} refuses INFO, without which a restart cannot be noticed: {info}");
             return Err(Error::new(ErrorKind::Auth, text));
         }
-        let natives = Natives::find(connection, &options.prefix, listed).await;
-        let natives = natives.map_err(|error| classify_at(place, &error, Stage::Opening))?;
+        let mut natives = Natives::default();
+        for (native, trial) in Natives::trials(&options.prefix, listed) {
+            let found = Natives::tried(native, socket.ask(&trial).await);
+            if let Some(found) = found.map_err(|error| classify_at(place, &error, Stage::Opening))? {
+                natives = found;
+                break;
+            }
+        }
         // In a cluster other refusals come from nodes that do not serve the slot of the channel.
         let is_mute = if options.is_cluster { is_right(&mute) } else { !mute.is_empty() };
         Ok(Probe { identity, mute: is_mute.then_some(mute), natives })
     }
 }
 
-/// Sends the questions that do not depend on each other at once.
-async fn first_replies(
-    connection: &mut MultiplexedConnection,
-    options: &Options,
-    place: &str,
-) -> Result<[std::result::Result<Value, RedisError>; 4]> {
+fn questions(options: &Options) -> [Cmd; 4] {
     let (first, second) = (format!("{}distlock-a", options.prefix), format!("{}distlock-b", options.prefix));
     let keys = if options.is_cluster { vec![] } else { vec![first, second] };
-    let mut all = redis::pipe();
-    all.cmd("HELLO").add_command(probe(options, keys.iter())).cmd("EVALSHA").arg(NO_SCRIPT).arg(0);
-    all.add_command(Natives::question());
-    let replies = connection.send_packed_commands(&all, 0, 4).await;
-    let replies = replies.map_err(|error| classify_at(place, &error, Stage::Opening))?;
-    let replies: Vec<_> = replies.into_iter().map(Value::extract_error).collect();
-    replies.try_into().map_err(|_| Error::unavailable(format!("redis: {place}: replies are missing")))
+    let mut by_hash = redis::cmd("EVALSHA");
+    by_hash.arg(NO_SCRIPT).arg(0);
+    [redis::cmd("HELLO"), probe(options, keys.iter()), by_hash, Natives::question()]
 }
 
 /// Returns the call of the script that finds out what scripts may do. A cluster, also one that a proxy hides, refuses it
@@ -92,12 +94,8 @@ fn probe<'a>(options: &Options, keys: impl ExactSizeIterator<Item = &'a String>)
 }
 
 /// Returns the reply, which may be an error that the server sent.
-async fn send(
-    connection: &mut MultiplexedConnection,
-    command: &Cmd,
-    place: &str,
-) -> Result<std::result::Result<Value, RedisError>> {
-    match connection.send_packed_command(command).await.and_then(Value::extract_error) {
+fn of_server(reply: RedisResult<Value>, place: &str) -> Result<RedisResult<Value>> {
+    match reply {
         Err(error) if error.is_io_error() => Err(classify_at(place, &error, Stage::Opening)),
         reply => Ok(reply),
     }

@@ -4,6 +4,7 @@ use redis::{Cmd, Value};
 
 use crate::engines::redis::protocol::script::{Script, garbled};
 use crate::engines::redis::wire::connection::{Connection, Failure};
+use crate::engines::redis::wire::socket::NoReply;
 use crate::types::error::{Error, Result};
 
 /// Room for the script's hash and the words before it.
@@ -25,15 +26,15 @@ impl Connection {
         room: (usize, usize),
         fill: impl Fn(&mut Cmd),
     ) -> Result<String> {
-        let call = |by_text| {
+        let send = |by_text| {
             let mut call = Cmd::with_capacity(room.0 + SCRIPT_ARGS, room.1 + SCRIPT_BYTES);
             script.begin(&mut call, self.dialect, by_text);
             fill(&mut call);
-            call
+            self.socket.send(&call)
         };
-        let reply = match self.ask_text(&call(is_first)).await {
+        let reply = match self.take_text(send(is_first).await) {
             // The same call on the same connection: the server carried out nothing of the first one.
-            Err(failure) if failure.is_no_script() => self.ask_text(&call(true)).await,
+            Err(failure) if failure.is_no_script() => self.take_text(send(true).await),
             reply => reply,
         };
         let mut text = reply.map_err(|failure| failure.of(script.name, &self.place))?;
@@ -46,9 +47,8 @@ impl Connection {
         Ok(text)
     }
 
-    async fn ask_text(&self, command: &Cmd) -> std::result::Result<String, Failure> {
-        // Boxed, as in `ask_alone`: the client crate's future is large.
-        match Box::pin(self.ask_whole(command)).await? {
+    fn take_text(&self, reply: std::result::Result<Value, NoReply>) -> std::result::Result<String, Failure> {
+        match self.replied(reply)? {
             Value::BulkString(bytes) => String::from_utf8(bytes).map_err(|_| Failure::Garbled),
             _ => {
                 self.distrust(&garbled());
