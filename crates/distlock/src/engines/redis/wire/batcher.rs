@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::engines::redis::protocol::lean::{LeanOutcome, LeanRequest};
 use crate::engines::redis::protocol::names::{Fences, Names};
+use crate::engines::redis::wire::socket::NoReply;
 use crate::types::clock::Moment;
 use crate::types::error::Result;
 use crate::types::sync::{Mutex, MutexGuard};
@@ -168,8 +169,8 @@ pub(super) enum HandOver {
     Sent,
     /// A caller has dropped its request meanwhile.
     Incomplete(Vec<Entry>),
-    /// The connection is broken.
-    Dead(Vec<Entry>),
+    /// It is not sent.
+    Refused(Vec<Entry>, NoReply),
 }
 
 /// What was left when a connection broke.
@@ -242,16 +243,24 @@ impl Batcher {
 
     /// Calls `send` for entries whose callers all wait still, under the lock that every request takes when it enters. Keeps
     /// the entries until they are answered.
-    pub(super) fn hand_over(&self, batch: SentBatch, send: impl FnOnce()) -> HandOver {
+    pub(super) fn hand_over(
+        &self,
+        batch: SentBatch,
+        send: impl FnOnce() -> std::result::Result<(), NoReply>,
+    ) -> HandOver {
         let mut lanes = self.lanes();
         if lanes.is_dead {
-            return HandOver::Dead(batch.entries);
+            return HandOver::Refused(batch.entries, NoReply::Unsent);
         } else if batch.entries.iter().any(|entry| entry.reply.is_closed()) {
             return HandOver::Incomplete(batch.entries);
         }
-        lanes.sent.push_back(batch);
-        send();
-        HandOver::Sent
+        match send() {
+            Ok(()) => {
+                lanes.sent.push_back(batch);
+                HandOver::Sent
+            }
+            Err(refusal) => HandOver::Refused(batch.entries, refusal),
+        }
     }
 
     /// Takes the entries of the batch that was sent first: it is answered first.
@@ -259,9 +268,16 @@ impl Batcher {
         self.lanes().sent.pop_front()
     }
 
-    /// A batch of this kind is not in flight any more. The task that sends batches calls this, and looks for more itself.
+    /// A batch of this kind is not in flight any more.
     pub(super) fn landed(&self, kind: CallKind) {
-        self.lanes().of_kind[kind as usize].in_flight -= 1;
+        let mut lanes = self.lanes();
+        let lane = &mut lanes.of_kind[kind as usize];
+        lane.in_flight -= 1;
+        let sender = if lane.is_due() { lanes.sender.take() } else { None };
+        drop(lanes);
+        if let Some(sender) = sender {
+            sender.wake();
+        }
     }
 
     /// Takes all requests out. From now on none enters.
@@ -302,14 +318,7 @@ pub(super) struct Single<'a>(&'a Batcher, CallKind);
 
 impl Drop for Single<'_> {
     fn drop(&mut self) {
-        let mut lanes = self.0.lanes();
-        let lane = &mut lanes.of_kind[self.1 as usize];
-        lane.in_flight -= 1;
-        let sender = if lane.is_due() { lanes.sender.take() } else { None };
-        drop(lanes);
-        if let Some(sender) = sender {
-            sender.wake();
-        }
+        self.0.landed(self.1);
     }
 }
 
@@ -380,5 +389,24 @@ mod tests {
         assert_eq!(batcher.take().map(|(_, entries)| entries.len()), Some(MOST));
         batcher.landed(CallKind::Claim);
         assert_eq!(batcher.take().map(|(_, entries)| entries.len()), Some(1));
+    }
+
+    fn batch(nonce: u64, entries: Vec<Entry>) -> SentBatch {
+        let call = SentCall { kind: CallKind::Claim, nonce, sent: Moment::from_nanos(0), count: entries.len() };
+        SentBatch { call, by_text: false, entries }
+    }
+
+    #[test]
+    fn a_refused_batch_takes_no_reply_of_another_one() {
+        let batcher = Batcher::default();
+        let (reply, _replied) = oneshot::channel();
+        let sent = batch(1, vec![Entry { request: request(), reply }]);
+        assert!(matches!(batcher.hand_over(sent, || Ok(())), HandOver::Sent));
+        let (reply, _replied) = oneshot::channel();
+        let refused = batch(2, vec![Entry { request: request(), reply }]);
+        let outcome = batcher.hand_over(refused, || Err(NoReply::Unsent));
+        assert!(matches!(outcome, HandOver::Refused(entries, NoReply::Unsent) if entries.len() == 1));
+        assert_eq!(batcher.answered().map(|batch| batch.call.nonce), Some(1));
+        assert!(batcher.answered().is_none());
     }
 }

@@ -146,9 +146,12 @@ impl Connection {
             })
         });
         if let Err(failure) = delivered {
-            let error = |failure: Failure| failure.of(call.kind.name(), &self.place);
-            entries.for_each(|entry| drop(entry.reply.send(Err(error(failure.clone())))));
+            self.fail(call.kind, entries, &failure);
         }
+    }
+
+    fn fail(&self, kind: CallKind, entries: impl Iterator<Item = Entry>, failure: &Failure) {
+        entries.for_each(|entry| drop(entry.reply.send(Err(failure.clone().of(kind.name(), &self.place)))));
     }
 
     /// Adds one call for all entries whose callers still wait to what the socket writes next.
@@ -166,8 +169,9 @@ impl Connection {
             match self.batcher.hand_over(SentBatch { call, by_text, entries }, || self.socket.add_batch(&command)) {
                 HandOver::Sent => return,
                 HandOver::Incomplete(left) => entries = left,
-                HandOver::Dead(left) => {
-                    return left.into_iter().for_each(|entry| drop(entry.reply.send(Err(self.never_sent(kind)))));
+                HandOver::Refused(left, refusal) => {
+                    self.batcher.landed(kind);
+                    return self.fail(kind, left.into_iter(), &refusal.into());
                 }
             }
         }

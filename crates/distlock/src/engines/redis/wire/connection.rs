@@ -201,9 +201,7 @@ impl Connection {
         match reply {
             Ok(Value::ServerError(error)) => Err(self.refused(error.into())),
             Ok(value) => Ok(value),
-            Err(NoReply::Unsent) => Err(Failure::Unsent),
-            Err(NoReply::Closed) => Err(Failure::Dead),
-            Err(NoReply::Failed(error)) => Err(Failure::Redis(error)),
+            Err(no_reply) => Err(no_reply.into()),
         }
     }
 
@@ -326,6 +324,16 @@ pub(super) enum Failure {
     Dead,
     /// The reply belongs to another request or cannot be parsed.
     Garbled,
+}
+
+impl From<NoReply> for Failure {
+    fn from(no_reply: NoReply) -> Failure {
+        match no_reply {
+            NoReply::Unsent => Failure::Unsent,
+            NoReply::Closed => Failure::Dead,
+            NoReply::Failed(error) => Failure::Redis(error),
+        }
+    }
 }
 
 impl Failure {

@@ -1,7 +1,8 @@
 //! A stream that callers write to and one task, the driver, reads from.
 
+use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -48,10 +49,15 @@ impl DrivenStream {
         if !self.driver.will_wake(context.waker()) {
             self.driver = context.waker().clone();
         }
-        self.write(Vec::new());
+        self.advance();
         let Some(io) = &mut self.io else { return Poll::Ready(Err(closed())) };
         let mut buffer = ReadBuf::new(room);
-        let broken = match Pin::new(io).poll_read(context, &mut buffer) {
+        let read = match self.broken {
+            // What has come before is read, whatever the task's budget.
+            Some(_) => unbudgeted(context, |context| Pin::new(&mut *io).poll_read(context, &mut buffer)),
+            None => Pin::new(io).poll_read(context, &mut buffer),
+        };
+        let broken = match read {
             Poll::Ready(Ok(())) if !buffer.filled().is_empty() => return Poll::Ready(Ok(buffer.filled().len())),
             Poll::Ready(Ok(())) => self.broken.take().unwrap_or_else(closed),
             Poll::Ready(Err(error)) => error,
@@ -79,20 +85,25 @@ impl DrivenStream {
         } else {
             self.output.append(&mut output);
         }
+        self.advance();
+        output
+    }
+
+    fn advance(&mut self) {
         if self.broken.is_none()
             && let Err(error) = self.try_write()
         {
             self.broken = Some(error);
             self.driver.wake_by_ref();
         }
-        output
     }
 
     fn try_write(&mut self) -> io::Result<()> {
         let Some(io) = &mut self.io else { return Ok(()) };
         let context = &mut Context::from_waker(&self.driver);
         while self.taken < self.output.len() {
-            match Pin::new(&mut *io).poll_write(context, &self.output[self.taken..]) {
+            let left = &self.output[self.taken..];
+            match unbudgeted(context, |context| Pin::new(&mut *io).poll_write(context, left)) {
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(length)) => (self.taken, self.is_flushed) = (self.taken + length, false),
                 Poll::Ready(Err(error)) => return Err(error),
@@ -110,13 +121,18 @@ impl DrivenStream {
         self.output.clear();
         self.output.shrink_to(KEPT);
         if !self.is_flushed
-            && let Poll::Ready(flushed) = Pin::new(io).poll_flush(context)
+            && let Poll::Ready(flushed) = unbudgeted(context, |context| Pin::new(&mut *io).poll_flush(context))
         {
             flushed?;
             self.is_flushed = true;
         }
         Ok(())
     }
+}
+
+/// Polls without the budget of the task that runs: it may be a caller's, and the stream wakes the driver's.
+fn unbudgeted<T>(context: &mut Context<'_>, poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    pin!(tokio::task::coop::unconstrained(poll_fn(poll))).poll(context)
 }
 
 pub(super) fn closed() -> io::Error {

@@ -18,6 +18,8 @@ use crate::types::sync::Mutex;
 
 /// How many requests may be unanswered: far more than a server replies to before they are overdue.
 const MOST_UNANSWERED: usize = 1 << 20;
+/// How many writes a caller makes for what others add meanwhile. Then it is the driver's turn.
+const MOST_WRITES: usize = 16;
 
 /// A socket to a server, which replies to requests in their order.
 ///
@@ -32,7 +34,7 @@ pub(super) struct Socket {
 struct Requests {
     /// What no caller has begun to write.
     output: Vec<u8>,
-    /// A caller writes all that is in `output`, and all that is added meanwhile.
+    /// A caller writes all that is in `output`, and what is added meanwhile.
     is_writing: bool,
     /// Nothing can be sent any more.
     is_closed: bool,
@@ -139,11 +141,11 @@ impl Socket {
 
     /// Adds a batch, whose reply comes by [`batch_reply`](Socket::batch_reply). It is before every request that is sent
     /// later, and written with the next one or by [`flush`](Socket::flush).
-    pub(super) fn add_batch(&self, command: &Cmd) {
-        let is_added = self.requests.lock().add(command, Recipient::Batches, false);
-        if !is_added {
-            self.wake_driver();
-        }
+    ///
+    /// # Errors
+    /// It was not added, and no reply comes for it.
+    pub(super) fn add_batch(&self, command: &Cmd) -> Result<(), NoReply> {
+        self.requests.lock().add(command, Recipient::Batches, false).map_err(|(_, refusal)| refusal)
     }
 
     /// Writes what was added.
@@ -222,11 +224,12 @@ impl Socket {
     fn write<T>(&self, add: impl FnOnce(&mut Requests) -> T) -> T {
         let mut requests = self.requests.lock();
         let added = add(&mut requests);
-        if requests.is_writing || requests.output.is_empty() {
+        if requests.is_writing {
             return added;
         }
-        requests.is_writing = true;
-        while !requests.output.is_empty() {
+        let mut writes = 0;
+        while !requests.output.is_empty() && writes < MOST_WRITES {
+            (requests.is_writing, writes) = (true, writes + 1);
             let output = std::mem::take(&mut requests.output);
             drop(requests);
             let emptied = self.stream.lock().write(output);
@@ -236,6 +239,11 @@ impl Socket {
             }
         }
         requests.is_writing = false;
+        let is_left = !requests.output.is_empty();
+        drop(requests);
+        if is_left {
+            self.wake_driver();
+        }
         added
     }
 
@@ -263,6 +271,7 @@ impl Socket {
 
     /// Reads what has come; also writes what the stream did not take before.
     fn read(&self, context: &mut Context<'_>, input: &mut Input) -> Poll<RedisResult<()>> {
+        self.flush();
         let length = ready!(self.stream.lock().read(context, input.room()))?;
         input.add(length);
         Poll::Ready(Ok(()))
@@ -292,29 +301,25 @@ fn overdue() -> NoReply {
 impl Requests {
     fn add_for_caller(&mut self, command: &Cmd, is_subscription: bool) -> PendingReply {
         let (caller, reply) = oneshot::channel();
-        self.add(command, Recipient::Caller(caller), is_subscription);
+        if let Err((Recipient::Caller(caller), refusal)) = self.add(command, Recipient::Caller(caller), is_subscription)
+        {
+            let _ = caller.send(Err(refusal));
+        }
         PendingReply(reply)
     }
 
-    /// Adds a request, or refuses it. Returns whether it was added.
-    fn add(&mut self, command: &Cmd, recipient: Recipient, is_subscription: bool) -> bool {
-        let refusal = if self.is_closed {
-            Some(NoReply::Unsent)
-        } else if self.unanswered.len() >= MOST_UNANSWERED {
-            Some(NoReply::Failed((ErrorKind::Client, "too many requests have no reply").into()))
-        } else {
-            None
-        };
-        if let Some(refusal) = refusal {
-            match recipient {
-                Recipient::Caller(caller) => drop(caller.send(Err(refusal))),
-                Recipient::Batches => self.batch_replies.push_back(Err(refusal)),
-            }
-            return false;
+    /// Adds a request, or gives its recipient back with the reason why not.
+    fn add(&mut self, command: &Cmd, recipient: Recipient, is_subscription: bool) -> Result<(), (Recipient, NoReply)> {
+        if self.is_closed {
+            return Err((recipient, NoReply::Unsent));
+        }
+        if self.unanswered.len() >= MOST_UNANSWERED {
+            let refusal = RedisError::from((ErrorKind::Client, "too many requests have no reply"));
+            return Err((recipient, NoReply::Failed(refusal)));
         }
         command.write_packed_command(&mut self.output);
         self.unanswered.push_back(Unanswered { recipient: Some(recipient), tick: self.tick, is_subscription });
-        true
+        Ok(())
     }
 
     /// Takes a reply or a message. Returns what the driver delivers.
@@ -379,7 +384,7 @@ mod tests {
         let (socket, mut server) = socket(ROOM);
         let first = socket.send(&command("A"));
         // Written with the next request.
-        socket.add_batch(&command("B"));
+        socket.add_batch(&command("B")).unwrap();
         let [third, fourth] = socket.send_both(&command("C"), &command("D"));
         read(&mut server, &["A", "B", "C", "D"].map(command)).await;
         assert_eq!(socket.unanswered(), 4);
@@ -451,6 +456,7 @@ mod tests {
                 assert!(reply.await.is_err());
             }
             assert!(matches!(socket.send(&command("C")).await, Err(NoReply::Unsent)));
+            assert!(matches!(socket.add_batch(&command("C")), Err(NoReply::Unsent)));
             assert_eq!(socket.ask(&command("D")).await.unwrap_err().kind(), ErrorKind::Io);
         }
     }
@@ -459,7 +465,7 @@ mod tests {
     async fn an_overdue_request_fails_and_its_late_reply_is_ignored() {
         let (socket, mut server) = socket(ROOM);
         let overdue = socket.send(&command("A"));
-        socket.add_batch(&command("B"));
+        socket.add_batch(&command("B")).unwrap();
         socket.flush();
         socket.tick(2);
         let young = socket.send(&command("C"));

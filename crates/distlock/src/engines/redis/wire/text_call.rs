@@ -17,26 +17,19 @@ impl Connection {
     /// Returns what stands behind it.
     ///
     /// The script is sent as text if the server may not know it (`is_first`): a server that does not know its hash carries
-    /// out nothing, and that reply may be lost.
+    /// out nothing, and that reply may be lost. The request is not repeated: its caller may be gone.
     pub(in crate::engines) async fn run_text(
         &self,
         script: &Script,
         is_first: bool,
         echo: &str,
         room: (usize, usize),
-        fill: impl Fn(&mut Cmd),
+        fill: impl FnOnce(&mut Cmd),
     ) -> Result<String> {
-        let send = |by_text| {
-            let mut call = Cmd::with_capacity(room.0 + SCRIPT_ARGS, room.1 + SCRIPT_BYTES);
-            script.begin(&mut call, self.dialect, by_text);
-            fill(&mut call);
-            self.socket.send(&call)
-        };
-        let reply = match self.take_text(send(is_first).await) {
-            // The same call on the same connection: the server carried out nothing of the first one.
-            Err(failure) if failure.is_no_script() => self.take_text(send(true).await),
-            reply => reply,
-        };
+        let mut call = Cmd::with_capacity(room.0 + SCRIPT_ARGS, room.1 + SCRIPT_BYTES);
+        script.begin(&mut call, self.dialect, is_first);
+        fill(&mut call);
+        let reply = self.take_text(self.socket.send(&call).await);
         let mut text = reply.map_err(|failure| failure.of(script.name, &self.place))?;
         if !text.starts_with(echo) {
             let error = Error::unknown("redis: an answer to another question; the connection is not used any more");

@@ -63,7 +63,7 @@ async fn claim_lean<R: SentRequest>(
 ) {
     let Some(note) = nodes[at].known_note(connection) else { return };
     let (mut claims, mut places) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
-    let is_first = nodes[at].claims_over.swap(connection.id, Ordering::Relaxed) != connection.id;
+    let mut is_first = false;
     let (sent, odd) = loop {
         let (sent, mut latest_us) = (nodes.now(), u64::MAX);
         let not_after_us = connection.not_after(sent);
@@ -81,11 +81,16 @@ async fn claim_lean<R: SentRequest>(
         if claims.is_empty() {
             return;
         }
+        is_first |= nodes[at].claims_over.swap(connection.id, Ordering::Relaxed) != connection.id;
         let mut claiming = pin!(lean::claim(connection, &nodes.note_key, &note, latest_us, is_first, &claims));
         if let Some(odd) = hand_over(nodes, requests, &places, claiming.as_mut()).await {
             break (sent, odd);
         }
     };
+    if odd.is_err() {
+        // The node may have forgotten the script.
+        nodes[at].claims_over.store(0, Ordering::Relaxed);
+    }
     let mut trust = Trust::Full;
     let odd = odd.map(|(now_us, odd)| {
         let seen = connection.saw_clock(sent, now_us);
@@ -118,6 +123,9 @@ async fn release_lean<R: SentRequest>(
     }
     let is_first = nodes[at].releases_over.swap(connection.id, Ordering::Relaxed) != connection.id;
     let odd = lean::release(connection, is_first, &releases).await;
+    if odd.is_err() {
+        nodes[at].releases_over.store(0, Ordering::Relaxed);
+    }
     settle(nodes, requests, &places, odd, replies, || NodeReply::Released);
 }
 
