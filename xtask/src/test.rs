@@ -12,6 +12,7 @@ mod skips;
 mod suite;
 mod tools;
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -45,22 +46,30 @@ impl Outcome {
 struct Step {
     name: &'static str,
     run: fn() -> Outcome,
+    /// The step with which it begins, if both are wanted: it uses one core, where the steps from that one on wait much.
+    beside: Option<&'static str>,
+}
+
+impl Step {
+    const fn new(name: &'static str, run: fn() -> Outcome) -> Self {
+        Step { name, run, beside: None }
+    }
 }
 
 const STEPS: &[Step] = &[
-    Step { name: "tools", run: tools::run },
-    Step { name: "fmt", run: || Outcome::of(&Cmd::cargo(&["fmt", "--all", "--", "--check"])) },
-    Step { name: "clippy", run: || Outcome::of(&clippy()) },
-    Step { name: "docs", run: || Outcome::of(&docs()) },
+    Step::new("tools", tools::run),
+    Step::new("fmt", || Outcome::of(&Cmd::cargo(&["fmt", "--all", "--", "--check"]))),
+    Step::new("clippy", || Outcome::of(&clippy())),
+    Step::new("docs", || Outcome::of(&docs())),
     // The pages are there already when the step before has run.
-    Step { name: "api", run: || Outcome::new(Tally::one(docs().succeeds() && api::check()), "cargo xtask api") },
-    Step { name: "tidy", run: || Outcome::new(Tally::one(tidy::run()), "cargo xtask tidy") },
-    Step { name: "tests", run: suite::tests },
-    Step { name: "conformance", run: conformance::run },
-    Step { name: "versions", run: || Outcome::new(matrix::short(), "cargo xtask test versions") },
-    Step { name: "doctests", run: suite::doc_tests },
-    Step { name: "examples", run: examples::run },
-    Step { name: "features", run: features::run },
+    Step::new("api", || Outcome::new(Tally::one(docs().succeeds() && api::check()), "cargo xtask api")),
+    Step::new("tidy", || Outcome::new(Tally::one(tidy::run()), "cargo xtask tidy")),
+    Step::new("tests", suite::tests),
+    Step::new("conformance", conformance::run),
+    Step::new("versions", || Outcome::new(matrix::short(), "cargo xtask test versions")),
+    Step::new("doctests", suite::doc_tests),
+    Step::new("examples", examples::run),
+    Step { name: "features", run: features::run, beside: Some("versions") },
 ];
 
 /// Returns the names of the steps.
@@ -87,13 +96,22 @@ pub(crate) fn run(wanted: &[&str]) -> ExitCode {
     let chosen: Vec<&Step> = STEPS.iter().filter(|step| wanted.is_empty() || wanted.contains(&step.name)).collect();
     let mut total = Tally::default();
     let mut failures = Vec::new();
-    for (number, step) in (1..).zip(&chosen) {
-        let outcome = announced(number, chosen.len(), step);
-        total += outcome.tally;
-        if !outcome.tally.is_good() {
-            failures.push((step.name, outcome.again));
+    std::thread::scope(|scope| {
+        let mut running = HashMap::new();
+        for (number, step) in (1..).zip(&chosen) {
+            for other in chosen.iter().filter(|other| other.beside == Some(step.name)) {
+                running.insert(other.name, scope.spawn(other.run));
+            }
+            let outcome = announced(number, chosen.len(), step, || match running.remove(step.name) {
+                Some(run) => run.join().unwrap_or_else(|_| Outcome::new(Tally::one(false), step.name)),
+                None => (step.run)(),
+            });
+            total += outcome.tally;
+            if !outcome.tally.is_good() {
+                failures.push((step.name, outcome.again));
+            }
         }
-    }
+    });
     for (name, again) in &failures {
         println!("{name} failed; to run it alone:");
         again.iter().for_each(|command| println!("    {command}"));
@@ -102,12 +120,12 @@ pub(crate) fn run(wanted: &[&str]) -> ExitCode {
     crate::exit_code(total.is_good())
 }
 
-fn announced(number: usize, of: usize, step: &Step) -> Outcome {
+fn announced(number: usize, of: usize, step: &Step, run: impl FnOnce() -> Outcome) -> Outcome {
     println!("[{number}/{of}] {} …", step.name);
     // Children of the step write to the same terminal, so earlier output must be flushed first.
     let _ = std::io::stdout().flush();
     let start = Instant::now();
-    let outcome = (step.run)();
+    let outcome = run();
     let verdict = if outcome.tally.is_good() { "ok" } else { "FAILED" };
     println!("[{number}/{of}] {} {verdict}, {:.1} s", step.name, start.elapsed().as_secs_f64());
     outcome
