@@ -19,9 +19,9 @@ use crate::types::sync::{Mutex, MutexGuard};
 
 /// How many requests one call carries: about a tenth of a millisecond of the server's time.
 const MOST: usize = 32;
-/// How many requests are worth a call while other tasks, which may have more, wait for their turn. With fewer the server's
-/// cost of a call counts; with more the server waits for the client.
-const WORTH_A_CALL: usize = 8;
+/// How many requests at least are worth a call while other tasks, which may have more, wait for their turn: with fewer the
+/// server's cost of a call counts.
+const LEAST_EARLY: usize = 8;
 /// How many calls of a kind are in flight.
 const MOST_IN_FLIGHT: usize = 8;
 /// Room in a call for the script's hash and what else its requests have in common, and for what each of them has beside its
@@ -116,12 +116,15 @@ struct Lanes {
 struct BatchLane {
     /// How many calls are unanswered.
     in_flight: usize,
+    /// How many requests those calls carry that are batches.
+    unanswered: usize,
     queue: VecDeque<Entry>,
 }
 
 impl BatchLane {
+    /// Returns whether there are as many requests as the server works on: then it and the client have half of them each.
     fn is_worth_a_call(&self) -> bool {
-        self.is_due() && self.queue.len() >= WORTH_A_CALL
+        self.is_due() && self.queue.len() >= self.unanswered.clamp(LEAST_EARLY, MOST)
     }
 
     fn is_due(&self) -> bool {
@@ -256,6 +259,7 @@ impl Batcher {
         }
         match send() {
             Ok(()) => {
+                lanes.of_kind[batch.call.kind as usize].unanswered += batch.entries.len();
                 lanes.sent.push_back(batch);
                 HandOver::Sent
             }
@@ -265,7 +269,10 @@ impl Batcher {
 
     /// Takes the entries of the batch that was sent first: it is answered first.
     pub(super) fn answered(&self) -> Option<SentBatch> {
-        self.lanes().sent.pop_front()
+        let mut lanes = self.lanes();
+        let batch = lanes.sent.pop_front()?;
+        lanes.of_kind[batch.call.kind as usize].unanswered -= batch.entries.len();
+        Some(batch)
     }
 
     /// A batch of this kind is not in flight any more.
@@ -368,7 +375,7 @@ mod tests {
         let Path::Alone(_, single) = batcher.enter(CallKind::Claim, request()) else { panic!("it is the first one") };
         let mut replies = Vec::new();
         for batch in 1..MOST_IN_FLIGHT {
-            for number in 1..WORTH_A_CALL {
+            for number in 1..LEAST_EARLY {
                 let Path::Batched(reply) = batcher.enter(CallKind::Claim, request()) else {
                     panic!("{batch}, {number}")
                 };
@@ -378,7 +385,7 @@ mod tests {
             let Path::Last(reply) = batcher.enter(CallKind::Claim, request()) else { panic!("{batch}") };
             replies.push(reply);
             let (kind, entries) = batcher.take_early().expect("a batch");
-            assert_eq!((kind, entries.len()), (CallKind::Claim, WORTH_A_CALL));
+            assert_eq!((kind, entries.len()), (CallKind::Claim, LEAST_EARLY));
         }
         // Enough calls are in flight: the next one is for more requests.
         for _ in 0..=MOST {
@@ -389,6 +396,36 @@ mod tests {
         assert_eq!(batcher.take().map(|(_, entries)| entries.len()), Some(MOST));
         batcher.landed(CallKind::Claim);
         assert_eq!(batcher.take().map(|(_, entries)| entries.len()), Some(1));
+    }
+
+    #[test]
+    fn a_batch_grows_with_what_is_in_flight() {
+        let batcher = Batcher::default();
+        let Path::Alone(_, single) = batcher.enter(CallKind::Claim, request()) else { panic!("it is the first one") };
+        let mut replies = Vec::new();
+        for (nonce, expected) in (0..).zip([LEAST_EARLY, LEAST_EARLY, 2 * LEAST_EARLY, MOST, MOST]) {
+            let before = replies.len();
+            let batch_of = loop {
+                match batcher.enter(CallKind::Claim, request()) {
+                    Path::Batched(reply) => replies.push(reply),
+                    Path::Last(reply) => {
+                        replies.push(reply);
+                        break batcher.take_early().expect("a batch").1;
+                    }
+                    Path::Alone(..) | Path::Dead => panic!("it waits for a call"),
+                }
+            };
+            assert_eq!((replies.len() - before, batch_of.len()), (expected, expected));
+            assert!(matches!(batcher.hand_over(batch(nonce, batch_of), || Ok(())), HandOver::Sent));
+        }
+        while batcher.answered().is_some() {
+            batcher.landed(CallKind::Claim);
+        }
+        drop(single);
+        replies.clear();
+        let lanes = batcher.lanes();
+        let lane = &lanes.of_kind[CallKind::Claim as usize];
+        assert_eq!((lane.in_flight, lane.unanswered), (0, 0));
     }
 
     fn batch(nonce: u64, entries: Vec<Entry>) -> SentBatch {
