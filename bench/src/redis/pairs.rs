@@ -1,7 +1,7 @@
 //! Nothing but pairs of lock and unlock, on a server that runs already: for counting instructions of either side.
 //!
 //! `valgrind --tool=callgrind distlock-bench redis pairs PORT raw|ours TASKS PAIRS`, with two numbers of pairs: what they
-//! differ by is the cost of the pairs, without that of starting.
+//! differ by is the cost of the pairs, without that of starting. `raw-2` and `ours-2` use a runtime of two threads.
 
 use ::redis::aio::MultiplexedConnection;
 use distlock::Locker;
@@ -11,7 +11,11 @@ use super::{RawRelease, locker, pair, raw_pair};
 
 /// Makes `pairs` pairs by `tasks` tasks: by hand when `kind` is `raw`, otherwise by the library.
 pub(super) fn run(port: u16, kind: &str, tasks: usize, pairs: usize) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (kind, mut runtime) = match kind.strip_suffix("-2") {
+        Some(kind) => (kind, tokio::runtime::Builder::new_multi_thread()),
+        None => (kind, tokio::runtime::Builder::new_current_thread()),
+    };
+    let runtime = runtime.worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}/?protocol=resp3")).expect("a client");
         let mut raw = client.get_multiplexed_async_connection().await.expect("connected");
