@@ -2,6 +2,7 @@
 
 use std::future::IntoFuture;
 
+use distlock::Locker;
 use distlock_testkit::child::{Child, Outcome};
 use distlock_testkit::poll_times;
 use distlock_testkit::proxy::Door;
@@ -41,6 +42,21 @@ async fn f08_dropped_between_the_grant_and_the_guard() {
             unlock(other.lock("a").wait(TEST_LIMIT).await.expect("withdrawn")).await;
         }
         bench.expect_nothing_left(&all).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_first_claim_that_is_not_polled_delays_no_other() {
+    check_on_3_and_5(async |bench| {
+        let engine = bench.engine(&[]).build().expect("an engine");
+        let locker = Locker::builder().default_ttl(TEST_LIMIT).build(engine).expect("a locker");
+        // The nodes are connected, and asked nothing that a claim asks.
+        locker.inspect().list("").await.expect("connected");
+        let mut first = Box::pin(locker.lock("a").into_future());
+        assert!(poll_times(1, &mut first).await.is_none(), "it waits for replies");
+        unlock(locker.clone().lock("b").wait(TEST_LIMIT).await.expect("granted")).await;
+        unlock(first.await.expect("granted")).await;
     })
     .await;
 }

@@ -1,11 +1,11 @@
 //! One open connection to a server, and the commands and scripts that it runs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use redis::aio::PubSubSink;
 use redis::{Cmd, RedisError, Value};
-use tokio::sync::{OnceCell, SetOnce};
+use tokio::sync::SetOnce;
 
 use crate::engines::redis::error::{Stage, classify_at, is_demoted, is_no_script};
 use crate::engines::redis::protocol::names::Fences;
@@ -56,7 +56,7 @@ pub(in crate::engines) struct Connection {
     /// Whether scripts may publish.
     pub(super) publishes: bool,
     /// The server's `run_id`, once a caller has asked for it. A connection does not outlive it.
-    run_id: OnceCell<String>,
+    run_id: OnceLock<String>,
 }
 
 /// How messages for waiters come in.
@@ -99,7 +99,7 @@ impl Connection {
             natives,
             lost_natives: AtomicBool::new(false),
             publishes: mute.is_none(),
-            run_id: OnceCell::new(),
+            run_id: OnceLock::new(),
         }
     }
 
@@ -224,16 +224,18 @@ impl Connection {
         self.server_clock.now()
     }
 
-    /// Returns the server's `run_id`, which is another after each restart.
+    /// Returns the server's `run_id`, which is another after each restart. Callers ask for it side by side until it is known:
+    /// one that is not polled for a while must not delay the others.
     pub(in crate::engines) async fn life(&self) -> Result<&str> {
-        let ask = || async {
-            let mut command = redis::cmd("INFO");
-            let info = redis::from_redis_value::<String>(self.send(command.arg("server")).await?);
-            let info = info.map_err(|error| Error::unavailable(format!("redis: INFO is not understood: {error}")))?;
-            let id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-            id.map(|id| id.trim().to_owned()).ok_or_else(|| Error::unavailable("redis: the server tells no run_id"))
-        };
-        self.run_id.get_or_try_init(ask).await.map(String::as_str)
+        if let Some(run_id) = self.run_id.get() {
+            return Ok(run_id);
+        }
+        let mut command = redis::cmd("INFO");
+        let info = redis::from_redis_value::<String>(self.send(command.arg("server")).await?);
+        let info = info.map_err(|error| Error::unavailable(format!("redis: INFO is not understood: {error}")))?;
+        let id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        let id = id.ok_or_else(|| Error::unavailable("redis: the server tells no run_id"))?;
+        Ok(self.run_id.get_or_init(|| id.trim().to_owned()))
     }
 
     /// Whether messages for waiters come in: they are listened for, and clients with our rights may send them.
