@@ -120,7 +120,7 @@ impl Connection {
     }
 
     /// Delivers the replies that have come. The server replies in the order of the calls.
-    fn deliver(&self) {
+    pub(super) fn deliver(&self) {
         while let Some(reply) = self.socket.batch_reply() {
             if let Some(batch) = self.batcher.answered() {
                 self.land(batch, self.replied(reply));

@@ -3,7 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -22,9 +22,16 @@ pub(super) struct DrivenStream {
     /// Whether the stream has sent all that it has taken.
     is_flushed: bool,
     /// Why the stream takes nothing any more. What has come before is still read.
-    broken: Option<io::Error>,
+    broken: Option<Broken>,
     /// Wakes the driver. It alone is woken by the stream.
     driver: Waker,
+}
+
+/// Why a stream takes nothing any more.
+struct Broken {
+    cause: io::Error,
+    /// Ready when the runtime has looked whether there is something to read. `None` once it is.
+    looking: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl DrivenStream {
@@ -52,16 +59,23 @@ impl DrivenStream {
         self.advance();
         let Some(io) = &mut self.io else { return Poll::Ready(Err(closed())) };
         let mut buffer = ReadBuf::new(room);
-        let read = match self.broken {
+        let read = match &mut self.broken {
             // What has come before is read, whatever the task's budget.
-            Some(_) => unbudgeted(context, |context| Pin::new(&mut *io).poll_read(context, &mut buffer)),
+            Some(Broken { looking, .. }) => {
+                if let Some(looking) = looking {
+                    ready!(looking.as_mut().poll(context));
+                }
+                *looking = None;
+                unbudgeted(context, |context| Pin::new(&mut *io).poll_read(context, &mut buffer))
+            }
             None => Pin::new(io).poll_read(context, &mut buffer),
         };
+        let why_broken = |broken: &mut Option<Broken>| broken.take().map(|broken| broken.cause);
         let broken = match read {
             Poll::Ready(Ok(())) if !buffer.filled().is_empty() => return Poll::Ready(Ok(buffer.filled().len())),
-            Poll::Ready(Ok(())) => self.broken.take().unwrap_or_else(closed),
+            Poll::Ready(Ok(())) => why_broken(&mut self.broken).unwrap_or_else(closed),
             Poll::Ready(Err(error)) => error,
-            Poll::Pending => match self.broken.take() {
+            Poll::Pending => match why_broken(&mut self.broken) {
                 Some(error) => error,
                 None => return Poll::Pending,
             },
@@ -93,7 +107,7 @@ impl DrivenStream {
         if self.broken.is_none()
             && let Err(error) = self.try_write()
         {
-            self.broken = Some(error);
+            self.broken = Some(Broken { cause: error, looking: Some(Box::pin(tokio::task::yield_now())) });
             self.driver.wake_by_ref();
         }
     }

@@ -12,7 +12,7 @@ use crate::contract::Attachment;
 use crate::engines::redis::protocol::time::COMMAND_TIMEOUT;
 use crate::engines::redis::wire::connection::Connection;
 use crate::engines::redis::wire::link_state::{LinkState, State, Trouble};
-use crate::engines::redis::wire::open::open;
+use crate::engines::redis::wire::open::{Ending, open};
 use crate::engines::redis::wire::options::Options;
 use crate::engines::redis::wire::sentinels::Sentinels;
 use crate::engines::redis::wire::server_clock::ServerClock;
@@ -198,12 +198,14 @@ impl Supervisor {
         if let Some(waiting) = &self.waiting {
             waiting.wake_all();
         }
+        // Also when this is dropped: requests expire only while this runs.
+        let ending = Ending(connection.clone());
         self.state.0.set(State::Up(connection.clone()));
         let end = tokio::select! {
             end = self.watch(&connection, &mut task.0) => end,
             end = expire(&connection) => match end {},
         };
-        connection.kill();
+        drop(ending);
         let text = format!("redis: {}: the connection broke and is opened again", connection.place);
         self.state.0.set(State::Down(Trouble { kind: ErrorKind::Unavailable, text }));
         end

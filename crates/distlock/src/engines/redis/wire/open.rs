@@ -99,8 +99,9 @@ fn drive(
         });
         let driving = async {
             driver.await;
-            // Once more for the others: they deliver what came with the end of the connection.
-            tokio::task::yield_now().await;
+            // What came with the end of the connection.
+            connection.deliver();
+            waiting.iter().for_each(|waiting| waiting.wake_told());
         };
         tokio::select! {
             biased;
@@ -114,7 +115,7 @@ fn drive(
 }
 
 /// A connection that is given up when this is dropped.
-struct Ending(Arc<Connection>);
+pub(super) struct Ending(pub(super) Arc<Connection>);
 
 impl Drop for Ending {
     fn drop(&mut self) {

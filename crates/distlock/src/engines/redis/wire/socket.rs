@@ -348,9 +348,11 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::time::Duration;
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+    use tokio::net::UnixStream;
 
     use super::*;
 
@@ -459,6 +461,55 @@ mod tests {
             assert!(matches!(socket.add_batch(&command("C")), Err(NoReply::Unsent)));
             assert_eq!(socket.ask(&command("D")).await.unwrap_err().kind(), ErrorKind::Io);
         }
+    }
+
+    /// A stream that breaks with its second write, and can still be read.
+    struct Breaking {
+        stream: UnixStream,
+        is_written: bool,
+    }
+
+    impl AsyncWrite for Breaking {
+        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            match std::mem::replace(&mut self.is_written, true) {
+                false => Poll::Ready(Ok(bytes.len())),
+                true => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            }
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncRead for Breaking {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            room: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_read(context, room)
+        }
+    }
+
+    #[tokio::test]
+    async fn what_came_before_a_broken_write_is_read() {
+        let (stream, server) = UnixStream::pair().unwrap();
+        let mut server = server.into_std().unwrap();
+        let socket = Arc::new(Socket::new(Box::new(Breaking { stream, is_written: false })));
+        tokio::spawn(socket.clone().drive(|_, _| ()));
+        let first = socket.send(&command("A"));
+        // The driver waits for a reply.
+        tokio::task::yield_now().await;
+        // The runtime does not see the reply before it polls the driver.
+        server.write_all(b":1\r\n").unwrap();
+        let second = socket.send(&command("B"));
+        assert_eq!(first.await.unwrap(), Value::Int(1));
+        assert!(matches!(second.await, Err(NoReply::Failed(_))), "it may have been carried out");
     }
 
     #[tokio::test]
