@@ -24,16 +24,24 @@ async fn f44_split_votes_are_withdrawn_at_once_and_every_client_is_served() {
         // Each client has another nearest node, so that each client gets one vote before it hears of the others.
         let clients: Vec<Vec<Proxy>> = all.iter().map(|_| proxies(&bench)).collect();
         let mut lockers = Vec::new();
-        for (number, ways) in clients.iter().enumerate() {
+        for ways in &clients {
             lockers.push(locker_of(Redlock::of(ways.iter().map(|way| Redis::tcp("127.0.0.1", way.port())))).await);
-            ways.iter().enumerate().filter(|(at, _)| *at != number).for_each(|(_, way)| {
-                way.set(Direction::Requests, Flow::Delay(ms(150)));
-            });
         }
+        let to_far_nodes = |flow: Flow| {
+            for (number, ways) in clients.iter().enumerate() {
+                let far = ways.iter().enumerate().filter(|(at, _)| *at != number);
+                far.for_each(|(_, way)| way.set(Direction::Requests, flow));
+            }
+        };
+        to_far_nodes(Flow::Hold);
         let tries = lockers.iter().map(|locker| tokio::spawn(locker.try_lock("a").ttl(TEST_LIMIT * 2).into_future()));
-        for tried in tries.collect::<Vec<_>>() {
+        let tries = tries.collect::<Vec<_>>();
+        eventually("every node has voted", || all.iter().all(|at| bench.has(*at, "a"))).await;
+        to_far_nodes(Flow::Pass);
+        for tried in tries {
             assert!(tried.await.expect("no panic").expect("no failure").is_none(), "one vote is no majority");
         }
+        to_far_nodes(Flow::Delay(ms(150)));
         bench.expect_nothing_left(&all).await;
         let history = Arc::new(History::default());
         let mut tasks = JoinSet::new();
