@@ -103,6 +103,10 @@ local function claim(lock, queue, waiters, fence, holders, leases, attempt, leas
     if outcome == 'nobody' or outcome == 'mine' then
       granted = take(redis.call('ZCARD', queue) > #gone and '+' or ' ')
       if granted[1] ~= 'granted' then
+        if granted[1] == 'quarantined' and redis.call('ZSCORE', queue, attempt) then
+          -- Its turn has come, and it keeps its place until it can be granted.
+          enqueue('', 'none')
+        end
         return granted
       end
     end
