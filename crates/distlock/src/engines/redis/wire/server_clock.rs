@@ -216,7 +216,8 @@ impl ServerClock {
         let mut state = self.state();
         if state.leap == Some(leap) {
             state.leap = None;
-            state.trusted_from_us = server_us;
+            // A claim of the same microsecond may have been carried out before.
+            state.trusted_from_us = server_us + 1;
         }
     }
 
