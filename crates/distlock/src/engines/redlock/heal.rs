@@ -18,7 +18,9 @@ use crate::types::clock::Moment;
 use crate::types::error::Result;
 
 /// How often a node is asked after one renewal, if other claims come in between each time.
-const MAX_TRIES: usize = 3;
+const MAX_TRIES: usize = 8;
+/// Instead of a ballot, where the node has told none.
+const NO_BALLOT: u64 = 0;
 
 /// Which locks a node lacks, and the ballot that it told for each.
 type LackedLocks = Vec<(usize, u64)>;
@@ -68,14 +70,21 @@ pub(super) fn begin(engine: &Arc<AttachedRedlock>, round: RenewedRound) {
     });
 }
 
+/// Returns the ballot by which a node with this vote is asked again; `None` if it is not asked.
+fn known_ballot(vote: RenewVote) -> Option<u64> {
+    match vote {
+        RenewVote::Passed(ballot) => Some(ballot),
+        // The vote is for a claim that no majority grants: it is taken back soon.
+        RenewVote::Held => Some(NO_BALLOT),
+        RenewVote::Renewed | RenewVote::Healed | RenewVote::Ended | RenewVote::NoMemory => None,
+    }
+}
+
 impl Healing {
     /// Returns the nodes that lack a lock which a majority has renewed.
     fn lacking<'a>(&self, replies: impl Iterator<Item = (usize, &'a [RenewVote])>) -> Vec<(usize, LackedLocks)> {
         let lacked = |votes: &[RenewVote]| -> LackedLocks {
-            let known_ballot = |(lock, _): &(usize, Moment)| match votes.get(*lock) {
-                Some(RenewVote::Passed(ballot)) => Some((*lock, *ballot)),
-                _ => None,
-            };
+            let known_ballot = |(lock, _): &(usize, Moment)| Some((*lock, known_ballot(*votes.get(*lock)?)?));
             self.renewed.iter().filter_map(known_ballot).collect()
         };
         replies.map(|(at, votes)| (at, lacked(votes))).filter(|(_, lacked)| !lacked.is_empty()).collect()
@@ -101,13 +110,10 @@ impl Healing {
             let Ok(Ok(votes)) = reply else { return };
             let mut again = LackedLocks::new();
             for ((lock, _), vote) in lacked.into_iter().zip(votes) {
-                match vote {
-                    RenewVote::Passed(ballot) => again.push((lock, ballot)),
-                    RenewVote::Healed => {
-                        let (lock, node) = (self.request.name(lock), self.engine.nodes[at].node.place());
-                        tracing::debug!(target: "distlock", { lock.name = lock, node }, "a node had the lock set again");
-                    }
-                    _ => {}
+                again.extend(known_ballot(vote).map(|ballot| (lock, ballot)));
+                if vote == RenewVote::Healed {
+                    let (lock, node) = (self.request.name(lock), self.engine.nodes[at].node.place());
+                    tracing::debug!(target: "distlock", { lock.name = lock, node }, "a node had the lock set again");
                 }
             }
             lacked = again;
